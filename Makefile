@@ -212,7 +212,7 @@ bench-peers: ## install Ray, Dask and Monarch beside, as far as they can be, lik
 	touch $@
 
 .PHONY: interop
-interop: $(INTEROP_VENV)/.stamp ## install torch and jax beside, and test with their arrays
+interop: $(INTEROP_VENV)/.stamp ## install torch, jax, pandas and others beside, and test with their arrays
 	$(ONE_THREAD) $(INTEROP_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/interop $(ARGS)
 
 $(INTEROP_VENV)/.stamp: pyproject.toml

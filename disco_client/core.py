@@ -56,7 +56,7 @@ from disco_client.wire.codec import (
     encode_value,
     tickets_in,
 )
-from disco_client.wire.host_arrays import Array, as_destination, as_host_array
+from disco_client.wire.host_arrays import Array, as_destination, as_host_array, as_numbers
 from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, device_of, dtype_from_name
 
 if TYPE_CHECKING:
@@ -202,6 +202,9 @@ class DRef:
     def debug_get_from_remote(self, worker_id: int, *, timeout: float | None = None) -> Any:
         """Fetches what one worker's register holds; waits for it.
 
+        Where the workers are threads of this process, it is the register's own content: the
+        very object, and of an array the very memory.
+
         Args:
             worker_id: The worker.
             timeout: As for :meth:`get`.
@@ -219,7 +222,7 @@ class DRef:
             RemoteError: The register is poisoned by an earlier failure.
             SessionError: The session is closed or lost.
         """
-        return with_tensors(self._core.get(self, worker_id, timeout))
+        return with_tensors(self._core.get(self, worker_id, timeout, itself=True))
 
     def debug_copy_from(
         self, worker_id: int, value: object, *, timeout: float | None = None
@@ -243,7 +246,9 @@ class DRef:
         self._core.set(self, worker_id, value, timeout)
 
     def numpy(self, worker_id: int = 0, *, timeout: float | None = None) -> np.ndarray[Any, Any]:
-        """Fetches the array that one worker's register holds.
+        """Fetches the array that one worker's register holds; a copy, and a plain one of numpy's.
+
+        A number is an array without axes, of its own dtype where it is one of numpy's.
 
         Args:
             worker_id: The worker.
@@ -252,14 +257,14 @@ class DRef:
         Raises:
             DiscoTimeout: There is no answer yet; the call may be repeated.
             TypeError: The register holds something else.
+            BadArgument: It is an array that would lose its mask or its unit.
             RemoteError: The register is poisoned by an earlier failure.
             SessionError: The session is closed or lost.
         """
-        import numpy as np
-
         value = self._core.get(self, worker_id, timeout)
-        if isinstance(value, (np.ndarray, bool, int, float)):
-            return np.asarray(value)
+        array = as_numbers(value)
+        if array is not None:
+            return array
         msg = f"expected an array in register {self.reg_id} of worker {worker_id}, got {value!r}"
         raise TypeError(msg)
 
@@ -806,28 +811,31 @@ class SessionCore:
         if got is not out:
             out[...] = got.reshape(out.shape)
 
-    def get(self, ref: DRef, worker: int, timeout: float | None = None) -> Any:
-        """Fetches what one worker's register holds."""
-        return self.get_all(ref, (self.check_worker(worker),), timeout=timeout)[0]
+    def get(
+        self, ref: DRef, worker: int, timeout: float | None = None, *, itself: bool = False
+    ) -> Any:
+        """Fetches what one worker's register holds; see :meth:`get_all`."""
+        return self.get_all(ref, (self.check_worker(worker),), timeout, itself=itself)[0]
 
     def get_all(
         self,
         ref: DRef,
         workers: Sequence[int],
-        *,
-        own: bool = False,
         timeout: float | None = None,
+        *,
+        itself: bool = False,
     ) -> list[Any]:
-        """Fetches from several workers; ``own``: also between threads, arrays are copies."""
+        """Fetches from several workers: copies, or with ``itself`` what threads themselves hold."""
         self.check_may_wait("await ref.get(worker) or await ref.get_all()")
         here, action, deadline = self.here(), Action.DEBUG_GET_FROM_REMOTE, Deadline.of(timeout)
+        fill = _itself if itself else None
         asked: list[tuple[int, int]] = []
         try:
             # One by one, so that those are known that were put before an error.
             asked.extend(
-                (here.question(action, ref, worker, None, deadline), worker) for worker in workers
+                (here.question(action, ref, worker, fill, deadline), worker) for worker in workers
             )
-            return [here.answered(seq, worker, own=own, deadline=deadline) for seq, worker in asked]
+            return [here.answered(seq, worker, deadline=deadline) for seq, worker in asked]
         except BaseException:
             for seq, _ in asked:
                 here.inbox.forget(seq)
@@ -866,7 +874,6 @@ class SessionCore:
         worker: int,
         into: Array | None = None,
         *,
-        own: bool = False,
         deadline: Deadline | None = None,
         scope: Scope | None = None,
     ) -> Any:
@@ -876,14 +883,13 @@ class SessionCore:
             seq: The question.
             worker: Whom it was put to.
             into: Where to put an array, if it fits.
-            own: Whether an array is to be a copy, also between threads.
             deadline: When to end the wait; the answer is discarded then.
             scope: Who asked, where that is not the caller.
         """
         try:
-            value = self._read_answer(seq, worker, into, deadline, scope, own=own)
+            value = self._read_answer(seq, worker, into, deadline, scope)
             while isinstance(value, Interrupted):
-                value = self._read_answer(seq, worker, into, deadline, scope, own=own)
+                value = self._read_answer(seq, worker, into, deadline, scope)
         finally:
             self.inbox.forget(seq)
         self.inbox.raise_pending(scope=scope, before=None if scope is None else seq)
@@ -896,13 +902,11 @@ class SessionCore:
         into: Array | None,
         deadline: Deadline | None,
         scope: Scope | None,
-        *,
-        own: bool,
     ) -> Any:
         answer = self.inbox.look(seq, self.transport.check_alive, deadline, scope)
         got: EncodedValue | Live = answer.values.pop(worker)
         if isinstance(got, Live):
-            return got.value.copy() if own else got.value
+            return got.value
         downloads = Downloads(self.carrier, worker, into, self.span, self.part(WorkTable))
         try:
             # Decoded in any case: an array that is offered must be fetched.
@@ -1051,11 +1055,11 @@ class SessionCore:
         if self.must_not_wait and as_host_array(array).nbytes > INLINE_ARRAY_BYTES:
             self.check_may_wait(f"await asyncio.to_thread(session.{method}, array)")
 
-    def ask(self, ref: DRef, worker: int, *, own: bool = False, soon: bool = False) -> RefFuture:
+    def ask(self, ref: DRef, worker: int, *, soon: bool = False) -> RefFuture:
         """Asks what one worker's register holds; see `attend` for ``soon``."""
         here, scope = self.here(), current_scope(self.log)
         seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
-        read = partial(here.answered, seq, worker, own=own, scope=scope)
+        read = partial(here.answered, seq, worker, scope=scope)
         return here.attend(seq, scope, read, soon=soon)
 
     def attend(self, seq: int, scope: Scope, read: Callable[[], Any], *, soon: bool) -> RefFuture:
@@ -1086,25 +1090,24 @@ class SessionCore:
         ref: DRef,
         workers: Sequence[int],
         deadline: Deadline | None = None,
-        *,
-        own: bool = False,
     ) -> list[Any]:
         """Awaits what the registers of several workers hold."""
         return await await_all(
             self.log,
-            lambda: [self.ask(ref, worker, own=own, soon=True) for worker in workers],
+            lambda: [self.ask(ref, worker, soon=True) for worker in workers],
             deadline,
         )
 
     async def fetch_into(
-        self, ref: DRef, host_array: Array, deadline: Deadline | None = None
+        self, ref: DRef, host_array: object, deadline: Deadline | None = None
     ) -> None:
         """Fills a host array from worker 0; see ``DRef.get_into``."""
+        out = as_destination(host_array)
 
         def ask() -> list[RefFuture]:
             here, scope = self.here(), current_scope(self.log)
-            seq = here.ask_for_array(ref, host_array)
-            read = partial(here.read_into, seq, host_array, scope=scope)
+            seq = here.ask_for_array(ref, out)
+            read = partial(here.read_into, seq, out, scope=scope)
             return [here.attend(seq, scope, read, soon=True)]
 
         await await_all(self.log, ask, deadline)
@@ -1241,6 +1244,12 @@ def _refuse_function(func: object) -> NoReturn:
 def _send(uploads: Uploads) -> None:
     with uploads:
         uploads.send()
+
+
+def _itself(command: EncodedCommand) -> int:
+    """Asks for what a register holds, rather than for a copy, where threads can give it."""
+    command.args.add().bool = True
+    return 0
 
 
 def _everything(command: EncodedCommand) -> int:

@@ -35,6 +35,7 @@ from disco_client.distributed.redistribute import (
 from disco_client.distributed.storage import FileTensor, distribute_file
 from disco_client.errors import ConfigError
 from disco_client.futures import await_room
+from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.host_arrays import as_host_array
@@ -121,7 +122,7 @@ class Engine(Computing, Renewable):
             check_mesh(mesh, self._core.num_workers)
             return distribute_file(self._core, self, array, mesh, placement)
         self._core.check_may_send(array, "distribute")
-        host = as_host_array(array) if speaks_dlpack(array) else np.asarray(array)
+        host = as_host_array(array) if speaks_dlpack(array) else plain_array(array)
         tensor = TensorStructInfo(host.shape, host.dtype)
         info = DTensorStructInfo(tensor, mesh, placement)
         check_mesh(mesh, self._core.num_workers)
@@ -162,14 +163,14 @@ class Engine(Computing, Renewable):
         """Returns the whole as a host array; see ``DTensor.numpy``."""
         self._core.check_may_wait("await tensor")
         tensor, workers = self._to_fetch(tensor)
-        parts = self._core.get_all(tensor.ref, workers, own=True, timeout=timeout)
+        parts = self._core.get_all(tensor.ref, workers, timeout)
         return self._put_together(tensor, parts)
 
     async def fetch_later(self, tensor: DTensor) -> np.ndarray[Any, Any]:
         """Awaits the whole as a host array; see ``DTensor``."""
         await await_room(self._core.log)
         tensor, workers = self._to_fetch(tensor)
-        parts = await self._core.fetch_all(tensor.ref, workers, own=True)
+        parts = await self._core.fetch_all(tensor.ref, workers)
         return self._put_together(tensor, parts)
 
     def _to_fetch(self, tensor: DTensor) -> tuple[DTensor, list[int]]:
@@ -192,7 +193,7 @@ class Engine(Computing, Renewable):
     ) -> np.ndarray[Any, Any]:
         """Returns one worker's part as a host array; see ``DTensor.shard``."""
         self._core.check_may_wait(f"await tensor.ref.get({worker})")
-        found = self._core.get_all(tensor.ref, (worker,), own=True, timeout=timeout)
+        found = self._core.get_all(tensor.ref, (worker,), timeout)
         return np.asarray(found[0])
 
     def plan(
@@ -316,7 +317,7 @@ class Engine(Computing, Renewable):
             kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
             operand = np.asarray(operand, np.result_type(*kinds, operand))
         if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
-            host = np.asarray(cast("Any", operand))
+            host = plain_array(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
             tensor = TensorStructInfo(host.shape, host.dtype)
             return _Host(host, DTensorStructInfo(tensor, mesh, whole))

@@ -13,6 +13,7 @@ from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import normal_axes, normal_axis
 from disco_client.errors import ConfigError
+from disco_client.wire.host_arrays import as_host_array
 
 __all__ = ["FUNCTIONS", "unsaid"]
 
@@ -56,7 +57,7 @@ def _where(engine: Computing, *operands: Any) -> DTensor:
 def _dot(engine: Computing, a: Any, b: Any, out: None = None) -> DTensor:
     _no_out("dot", out)
     # A number is an array without axes here, with a dtype of its own.
-    a, b = (each if isinstance(each, DTensor) else np.asarray(each) for each in (a, b))
+    a, b = (each if isinstance(each, DTensor) else as_host_array(each) for each in (a, b))
     if not (a.ndim and b.ndim):
         return engine.call("multiply", a, b)
     if a.ndim > 1 and b.ndim > _PLANE:
@@ -107,7 +108,7 @@ def _take(
     _no_out("take", out)
     if mode != "raise":
         raise ConfigError(f"numpy.take of distributed tensors has no mode {mode!r}")
-    ids = indices if isinstance(indices, DTensor) else np.asarray(indices)
+    ids = indices if isinstance(indices, DTensor) else as_host_array(indices)
     if isinstance(ids, np.ndarray) and not ids.size:
         ids = ids.astype(np.intp)  # as numpy does with []
     if axis is not None:
@@ -126,7 +127,7 @@ def _concatenate(
 
 def _stack(engine: Computing, arrays: Sequence[Any], axis: Any = 0, out: None = None) -> DTensor:
     _no_out("stack", out)
-    each = [array if isinstance(array, DTensor) else np.asarray(array) for array in arrays]
+    each = [array if isinstance(array, DTensor) else as_host_array(array) for array in arrays]
     place = normal_axis(axis, each[0].ndim + 1)
     index = (*(slice(None),) * place, None)
     return engine.call("concatenate", *(array[index] for array in each), axis=place)
@@ -266,7 +267,7 @@ def _repeat(engine: Computing, a: DTensor, repeats: Any, axis: Any = None) -> DT
             "numpy.repeat by counts that are on the workers gives a shape that is not known here;"
             " fetch them with .numpy()"
         )
-    counts = np.asarray(repeats)
+    counts = as_host_array(repeats)
     if counts.dtype.kind not in "biu" or (counts < 0).any():
         raise ConfigError(f"repeat: expected counts from 0, got {repeats!r}")
     x, place = (_flat(engine, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
@@ -300,7 +301,7 @@ def _pad(
 def _pairs(what: str, given: Any, ndim: int) -> tuple[tuple[Any, ...], ...]:
     """What is given for all axes, for each, or for both ends of each, for both ends of each."""
     try:
-        pairs: list[list[Any]] = np.broadcast_to(np.asarray(given), (ndim, _PLANE)).tolist()
+        pairs: list[list[Any]] = np.broadcast_to(as_host_array(given), (ndim, _PLANE)).tolist()
     except ValueError:
         raise ConfigError(f"pad: expected {what} for each of {ndim} axes, got {given!r}") from None
     return tuple(map(tuple, pairs))
@@ -346,7 +347,7 @@ def _ravel(engine: Computing, a: DTensor, order: str = "C") -> DTensor:
 def _flat(engine: Computing, array: Any) -> Any:
     if isinstance(array, DTensor):
         return engine.call("reshape", array, shape=(-1,))
-    return np.asarray(array).reshape(-1)
+    return as_host_array(array).reshape(-1)
 
 
 def _no_out(name: str, out: object) -> None:

@@ -35,6 +35,9 @@ class _ActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     ACTION_COPY_FROM_WORKER0: _Action.ValueType  # 5
     ACTION_COPY_TO_WORKER0: _Action.ValueType  # 6
     ACTION_DEBUG_GET_FROM_REMOTE: _Action.ValueType  # 7
+    """Asks for what a register holds; with any argument for the very object, which is of
+    use where the client shares the worker's memory.
+    """
     ACTION_DEBUG_SET_REGISTER: _Action.ValueType  # 8
     ACTION_DEFINE_PROGRAM: _Action.ValueType  # 9
     """Puts a program into a register, to be run from there."""
@@ -52,6 +55,9 @@ ACTION_SYNC_WORKER: Action.ValueType  # 4
 ACTION_COPY_FROM_WORKER0: Action.ValueType  # 5
 ACTION_COPY_TO_WORKER0: Action.ValueType  # 6
 ACTION_DEBUG_GET_FROM_REMOTE: Action.ValueType  # 7
+"""Asks for what a register holds; with any argument for the very object, which is of
+use where the client shares the worker's memory.
+"""
 ACTION_DEBUG_SET_REGISTER: Action.ValueType  # 8
 ACTION_DEFINE_PROGRAM: Action.ValueType  # 9
 """Puts a program into a register, to be run from there."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure
 from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
+from disco_client.wire.array_likes import loss_of, refuse_loss
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import (
@@ -50,6 +51,7 @@ __all__ = [
     "envelope",
     "envelopes_in",
     "inner_values",
+    "is_shape",
     "join_envelopes",
     "mismatch",
     "split_keywords",
@@ -231,7 +233,7 @@ def encode_value(
         return
     if is_array(value) or porter.knows(value):
         _encode_array(out, value, porter)
-    elif isinstance(value, tuple) and _is_shape(cast("tuple[Any, ...]", value)):
+    elif isinstance(value, tuple) and is_shape(cast("tuple[Any, ...]", value)):
         _encode_shape(out, value)
     elif isinstance(value, (list, tuple)):
         _check_depth(depth)
@@ -279,7 +281,7 @@ def split_keywords(args: list[Any], names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _is_shape(value: tuple[Any, ...]) -> bool:
+def is_shape(value: Sequence[Any]) -> bool:
     """Whether it is a shape, of this library or of TVM's, which may also hold negative numbers."""
     if isinstance(value, Shape):
         return True
@@ -420,7 +422,7 @@ def _encode_foreign_device(out: EncodedValue, value: Any) -> None:
     except ConfigError as error:
         raise EncodingError(str(error)) from None
     if device is None:
-        msg = (
+        msg = loss_of(value) or (
             f"a value of type {type_name(value)} cannot travel; "
             "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, what "
             "speaks DLPack, DRef, or a list or string-keyed dict of these"
@@ -472,13 +474,14 @@ def _encode_map(
 
 
 def _encode_array(out: EncodedValue, value: Any, porter: ArrayPorter) -> None:
+    refuse_loss(value)
     encoded = out.array
     if not value.dtype.isnative:  # names of dtypes do not say the order of bytes
         value = value.astype(value.dtype.newbyteorder("="))
     try:
         encoded.dtype = dtype_name(value.dtype)
     except ConfigError as error:
-        raise EncodingError(str(error)) from None
+        raise EncodingError(loss_of(value) or str(error)) from None
     encoded.shape.extend(value.shape)
     if value.nbytes <= INLINE_ARRAY_BYTES:
         encoded.inline = porter.content(value)

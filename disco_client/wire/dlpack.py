@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError
+from disco_client.wire.array_likes import ArrayRefused
 from disco_client.wire.values import DLPACK_KINDS, dtype_from_name, is_extension
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 HostArray = np.ndarray[Any, Any]
 
 
-class DlpackError(EncodingError):
+class DlpackError(ArrayRefused):
     """An array of another library cannot be shared."""
 
 

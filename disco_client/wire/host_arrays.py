@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from disco_client.errors import EncodingError
+from disco_client.wire.array_likes import Array, ArrayRefused, plain_array
 from disco_client.wire.dlpack import (
     DlpackError,
     library_name,
@@ -16,9 +17,9 @@ from disco_client.wire.dlpack import (
 )
 from disco_client.wire.values import is_array
 
-__all__ = ["Array", "as_destination", "as_host_array"]
+__all__ = ["Array", "as_destination", "as_host_array", "as_numbers"]
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+_INTEGERS = range(-(1 << 63), 1 << 63)
 
 
 def as_host_array(value: object) -> Array:
@@ -29,15 +30,16 @@ def as_host_array(value: object) -> Array:
             ``numpy.asarray`` makes one of.
 
     Raises:
-        EncodingError: It is no array of numbers, lies on a GPU, or records gradients.
+        EncodingError: It is no array of numbers, lies on a GPU, records gradients, or would
+            lose its meaning: its mask, its unit, or what a column lacks.
     """
     if hasattr(value, "reg_id"):
         msg = "expected a host array, got a reference to an array on the workers"
         raise EncodingError(msg)
     if speaks_dlpack(value):
         return _shared(value)
-    array: Array = np.asarray(value)
-    if array.dtype.hasobject or array.dtype.kind in "SU":
+    array = plain_array(value)
+    if array.dtype.kind in "SU":
         msg = f"expected an array of numbers, got {value!r} of type {type(value).__name__}"
         raise EncodingError(msg)
     return array
@@ -47,7 +49,8 @@ def as_destination(value: object) -> Array:
     """An array of the same memory as one that is to be filled.
 
     Raises:
-        EncodingError: It is no array, cannot be written, lies on a GPU, or records gradients.
+        EncodingError: It is no array, cannot be written, lies on a GPU, records gradients, or
+            has a mask or a unit.
     """
     kind = f"{value!r} of type {type(value).__name__}"
     if is_array(value) or speaks_dlpack(value):
@@ -57,6 +60,21 @@ def as_destination(value: object) -> Array:
         kind = "a read-only one"
     msg = f"expected a writable array to copy into, got {kind}"
     raise EncodingError(msg)
+
+
+def as_numbers(value: object) -> Array | None:
+    """What a register holds as an array of numbers; None where it is none, nor a number.
+
+    Args:
+        value: A plain array, a number of Python's or a scalar of numpy's, as they travel.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value not in _INTEGERS:
+        return None
+    scalar = issubclass(type(value), np.generic) and not isinstance(value, (str, bytes, np.void))
+    if not (scalar or is_array(value) or isinstance(value, (bool, int, float))):
+        return None
+    array: Array = np.asarray(value)
+    return None if array.dtype.hasobject or array.dtype.names is not None else array
 
 
 def _shared(value: Any) -> Array:
@@ -70,7 +88,9 @@ def _shared(value: Any) -> Array:
         why = error
     # Such as one that lies in several pieces.
     try:
-        copied: Array = np.array(value)
+        copied: Array = np.array(plain_array(value))
+    except ArrayRefused:
+        raise
     except Exception as error:  # noqa: BLE001  (any library's)
         msg = f"a {library_name(value)} cannot be read as an array of the host's memory: {error}"
         raise EncodingError(msg) from why

@@ -199,7 +199,7 @@ class Shape(tuple[int, ...]):
     """The extents of an array; a tuple that keeps its meaning on the wire.
 
     Examples:
-        >>> session.get_global_func("builtins.tuple")(disco_client.Shape((2, 3))).get()
+        >>> session.get_global_func("numpy.ones")(disco_client.Shape((2, 3))).numpy().shape
         (2, 3)
     """
 
@@ -283,7 +283,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     Raises:
         ConfigError: The dtype is structured, or holds Python objects.
     """
-    bare = dtype.type is np.void  # bfloat16 and its kind have types of their own
+    bare = issubclass(dtype.type, np.void)  # bfloat16 and its kind have types of their own
     unknown = dtype.isbuiltin == _OF_ANOTHER_PACKAGE and not is_extension(dtype.name)
     if bare or unknown or dtype.hasobject or dtype.subdtype is not None:
         msg = f"expected a plain numeric dtype, got {dtype}"

@@ -19,7 +19,8 @@ from zlib import crc32
 import numpy as np
 
 from disco_client.errors import ConfigError
-from disco_client.wire.values import dtype_from_name
+from disco_client.wire.array_likes import loss_of
+from disco_client.wire.values import dtype_from_name, is_array
 from disco_server.collectives.types import Array, ReduceOp
 from disco_server.devices.base import on_device
 
@@ -439,9 +440,9 @@ def _check_reduction(kind: CollectiveDtype, reduce: ReduceOp) -> str:
 
 
 def _as_array(value: object) -> Array | None:
-    if isinstance(value, np.ndarray) or on_device(value):
+    if type(value) is np.ndarray or on_device(value):
         return cast("Array", value)
-    return None
+    return value if is_array(value) and not loss_of(value) else None
 
 
 def _text(value: object) -> str:
@@ -453,7 +454,10 @@ def _text(value: object) -> str:
 
 
 def _name(value: object) -> str:
-    return "None" if value is None else type(value).__name__
+    if value is None:
+        return "None"
+    reason = f" ({loss_of(value)})" if is_array(value) else ""
+    return type(value).__name__ + reason
 
 
 # Checks of what collectives of teams bring besides arrays: counts, tables, roots, lines.

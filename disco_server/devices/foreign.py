@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from disco_client.wire.array_likes import refuse_loss
 from disco_client.wire.dlpack import (
     DlpackError,
     exported,
@@ -23,6 +24,7 @@ from disco_client.wire.dlpack import (
     speaks_dlpack,
     view,
 )
+from disco_client.wire.values import is_array
 from disco_server.devices.base import on_device
 
 __all__ = ["between", "destination", "is_foreign", "library_of", "native", "of_library"]
@@ -37,9 +39,11 @@ def native(value: Any) -> Any:
     """Returns an array of another library as numpy's or cupy's; everything else as it is.
 
     Raises:
-        DlpackError: It cannot be shared; the message says why.
+        ArrayRefused: It cannot be shared, or would lose its meaning; the message says why.
     """
     if not is_foreign(value):
+        if is_array(value):
+            refuse_loss(value)
         return value
     return view(value) if on_host(value) else _on_gpu(value)
 
@@ -48,11 +52,11 @@ def destination(value: Any) -> Any:
     """Does the same for an array that is to be overwritten.
 
     Raises:
-        DlpackError: It cannot be shared, or its library does not permit to write.
+        ArrayRefused: As for :func:`native`, or its library does not permit to write.
     """
-    if not is_foreign(value):
-        return value
     array = native(value)
+    if array is value:
+        return value
     if not on_device(array) and not array.flags.writeable:
         msg = (
             f"a {library_name(value)} cannot be overwritten, as its library does not permit it;"

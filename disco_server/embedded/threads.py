@@ -536,10 +536,10 @@ _numbers = itertools.count(1)
 class ThreadedSession(Session):
     """A session whose workers are threads of this process; see :class:`Session`.
 
-    Arrays are shared, not sent: a host array costs one copy, and
-    ``debug_get_from_remote`` returns the very object that the worker holds, be it
-    a function or anything else, and of an array its very memory. Collectives move data
-    in memory (``local``).
+    Arrays are not sent: a host array costs one copy, and so does one that is fetched. What
+    could not travel is fetched as the very object that the worker holds, be it a function or
+    anything else, and ``debug_get_from_remote`` returns that of everything, of an array its
+    very memory. Collectives move data in memory (``local``).
 
     Args:
         num_workers: How many workers.

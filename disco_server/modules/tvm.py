@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError
+from disco_client.wire.array_likes import refuse_loss
 from disco_client.wire.arrays import ALIGNMENT, empty_array
 from disco_client.wire.dlpack import DlpackError, exported, view
 from disco_client.wire.values import (
@@ -32,6 +33,7 @@ from disco_client.wire.values import (
     is_extension,
 )
 from disco_server.modules.base import FileRefused, Functions, LoadedModule
+from disco_server.modules.unfinished import refuse_unfinished
 
 __all__ = [
     "ModuleFunctions",
@@ -211,7 +213,9 @@ def served(find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 
     def call(*args: Any) -> Any:
         try:
-            return to_tvm(find()(*map(from_tvm, args)), [])
+            result = find()(*map(from_tvm, args))
+            refuse_unfinished(result)
+            return to_tvm(result, [])
         except Exception as error:  # noqa: BLE001  (it bypasses TVM)
             _local.raised = stashed = _Raised(error)
             raise RuntimeError(stashed.sign) from None
@@ -231,6 +235,7 @@ def to_tvm(value: Any, copies: _Copies) -> Any:
         EncodingError: TVM has no such dtype or device.
     """
     if is_array(value):
+        refuse_loss(value)
         return _tensor(value, copies)
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value

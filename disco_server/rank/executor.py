@@ -18,6 +18,7 @@ from weakref import WeakSet
 import disco_server.rank.builtins  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers functions)
 from disco_client.errors import EncodingError, RemoteFailure
 from disco_client.tracing.ring import Flag, what_of
+from disco_client.wire.array_likes import ArrayRefused
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -31,10 +32,10 @@ from disco_client.wire.codec import (
     split_keywords,
     type_name,
 )
-from disco_client.wire.dlpack import DlpackError
 from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
 from disco_server.devices.foreign import destination, native
+from disco_server.modules.unfinished import UNFINISHED, refuse_unfinished
 from disco_server.observe.flight import SLOT_MASK
 from disco_server.rank.errors import (
     ArgumentRefused,
@@ -292,7 +293,7 @@ class Executor:
         """
         worker, registers, flight = self._worker, self.registers, self._flight
         slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
-        kinds = flight.kinds
+        kinds, unfinished = flight.kinds, UNFINISHED
         mask, done, size = SLOT_MASK, self.seq, len(slots)
         at, end, seq = 0, len(calls), first_seq - 1
         while at < end:
@@ -334,7 +335,11 @@ class Executor:
                         place += 1  # noqa: SIM113  (faster)
                     if registers.poisoned or not callable(function):
                         check_call(func, function, args)
-                    slots[reg] = function(*args)
+                    slots[reg] = result = function(*args)
+                    if result is not None:
+                        if type(result) in unfinished:
+                            refuse_unfinished(result)
+                        result = None  # the register alone has it
                 except Exception as error:  # noqa: BLE001  (user code may raise anything)
                     command = EncodedCommand(action=_CALL, func=func, reg=reg)
                     self._end_call(seq, command, _column(calls[first_arg:after]), error)
@@ -360,6 +365,7 @@ class Executor:
                 check_call(command.func, func)
             names = command.keywords
             result = func(*args, **split_keywords(args, names)) if names else func(*args)
+            refuse_unfinished(result)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
                 self._names.label(command.reg, result.name)
@@ -410,6 +416,7 @@ class Executor:
         values = decode_args(args, read, self._porter)
         named = split_keywords(values, command.keywords)
         result = registers.read(command.func)(*values, **named)
+        refuse_unfinished(result)
         registers.write(into, held)
         registers.write(command.reg, result)
 
@@ -448,7 +455,7 @@ class Executor:
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
         try:
-            self._answer(seq, self.registers.read(command.reg))
+            self._answer(seq, self.registers.read(command.reg), itself=bool(command.args))
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
         except Exception as error:  # noqa: BLE001  (a device may have failed meanwhile)
@@ -459,8 +466,6 @@ class Executor:
             shape, dtype = self._args(command)
             value = native(self.registers.read(command.reg))
             check_fits(value, tuple(shape), dtype)
-            if self._live is not None and is_array(value):
-                value = value.copy()  # its content now, whatever runs next
             self._answer(seq, value)
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
@@ -494,7 +499,7 @@ class Executor:
                 self.registers.write(register, self._args(command)[0])
         except Exception as error:  # noqa: BLE001  (whatever came is answered)
             # What was refused has not been touched, and the request is answered with the error.
-            refused = isinstance(error, (ArgumentRefused, DlpackError))
+            refused = isinstance(error, (ArgumentRefused, ArrayRefused))
             into = register if is_any_array(held) and not refused else 0
             self._fail(seq, command, error, into, poison=False)
         else:
@@ -625,11 +630,13 @@ class Executor:
         self._bytes = 0
         self._sink.reply(reply.SerializeToString())
 
-    def _answer(self, seq: int, value: Any) -> None:
+    def _answer(self, seq: int, value: Any, *, itself: bool = False) -> None:
+        """Answers a question with a value; ``itself``: the very object, where it can be reached."""
         if self._live is not None:
-            value = native(value)
+            # A copy has its content now, whatever runs next.
+            value = self._porter.shared(value) if itself else self._porter.copied(value)
             self._acked, self._bytes = seq, 0
-            self._live(seq, value if self._worker.arrays.on_host else self._porter.host_form(value))
+            self._live(seq, value)
             return
         reply = EncodedReply(seq=seq, ack=seq)
         self._encode(reply.value, value)
@@ -642,7 +649,7 @@ class Executor:
                 return
             reason = f"it takes {out.ByteSize()} bytes without its arrays, of {_MAX_REPLY_BYTES}"
             stand_in = Opaque(type_name(value), repr_of(value), reason)
-        except DlpackError:
+        except ArrayRefused:
             raise
         except EncodingError as error:
             stand_in = opaque_of(value, error)

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, cast
 
 from disco_server.config import module_allowed
 from disco_server.modules.tvm import find_global
+from disco_server.modules.unfinished import refuse_unrunnable
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
 from disco_server.rank.numpy_functions import (
     PACKAGES,
@@ -362,7 +363,8 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
         override: Replace a function of that name instead of refusing.
 
     Raises:
-        ValueError: Another function has that name, or it is no name.
+        ValueError: Another function has that name, or it is no name; or the function is a
+            coroutine function or a generator, which would return before any of it has run.
 
     Examples:
         >>> import disco_server
@@ -375,6 +377,7 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
     check_entry_name(name, "@register_func('my.scale')")
 
     def register(func: _F) -> _F:
+        refuse_unrunnable(func, name)
         enter_name(_registry, name, func, override=override)
         return func
 
@@ -489,6 +492,7 @@ def resolve(
 
     Raises:
         ArgumentRefused: The name is longer than any.
+        ConfigError: The function would return before any of it has run.
         FunctionMissing: Nothing callable has that name.
         ModuleNotAllowed: The name leads through a module that is not allowed.
     """
@@ -511,6 +515,7 @@ def resolve(
         func = find_global(name)
     if func is None:
         raise FunctionMissing(f"{_missing(name, patterns)}{more}")
+    refuse_unrunnable(func, name)
     return func
 
 

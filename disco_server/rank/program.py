@@ -35,6 +35,7 @@ from disco_client.wire.codec import (
 )
 from disco_client.wire.reports import ACTION_NAMES, what_is_done
 from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
+from disco_server.modules.unfinished import UNFINISHED, refuse_unfinished
 from disco_server.rank.errors import ArgumentRefused
 
 if TYPE_CHECKING:
@@ -610,7 +611,8 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     steps = [label.step for label in labels]
     # Stacks show the line, which is the step where no step takes several lines.
     several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
-    text = _Text(f"<program {definition.name}{several}>", lines, labels, flat.constants)
+    constants = {**flat.constants, "unfinished": UNFINISHED, "refuse": refuse_unfinished}
+    text = _Text(f"<program {definition.name}{several}>", lines, labels, constants)
     overwritten = tuple(_find_overwritten(flat, inputs, outputs))
     flow = ProgramFlow(flat.steps, flat.written, inputs, outputs)
     return CompiledProgram(definition, defined, list(flat.entry), text, overwritten, flow)
@@ -635,6 +637,15 @@ def _find_overwritten(
             uses = read[value]
             anew = uses[0] == first[value] and uses.count(uses[0]) == 1
             yield Overwritten(step, anew, register, taken, given)
+
+
+def _is_call(step: ProgramStep) -> bool:
+    """Whether a step calls a function, which is the value that it begins with."""
+    return isinstance(step.tokens[0], int) and len(step.tokens) > 1
+
+
+_SPARE = "made"
+"""The variable of a result that no later step reads."""
 
 
 class _Writer:
@@ -665,7 +676,7 @@ class _Writer:
         labels: list[_Label] = []
         for index, step in enumerate(self._flat.steps):
             called = step.tokens[0]
-            if isinstance(called, int) and len(step.tokens) > 1:
+            if isinstance(called, int) and _is_call(step):
                 function = self._flat.names.get(called, "")
                 held = self._names[called]
                 labels.append(_Label(step.number, function, registers.get(called, 0), held))
@@ -692,12 +703,18 @@ class _Writer:
             if last[value] == index
         ]
         self._free += over
-        targets = [f"results[{place}] = " for place in self._outputs.get(step.result, ())]
-        if step.result in last:
-            targets.append(f"{self._take(step.result)} = ")
+        kept = self._take(step.result) if step.result in last else _SPARE
+        targets = "".join(f"results[{place}] = " for place in self._outputs.get(step.result, ()))
         unused = [name for name in over if name in self._free]
+        if _is_call(step):
+            # Looked at before it is an output: what has yet to be computed is no result.
+            text += f"; {kept} is None or type({kept}) in unfinished and refuse({kept})"
+            text += f"; {targets}{kept}" if targets else ""
+            targets, unused = f"{kept} = ", unused + [_SPARE] * (kept is _SPARE)
+        elif kept is not _SPARE:
+            targets += f"{kept} = "
         emptied = f"; {' = '.join(unused)} = None" if unused else ""
-        return f"{step.within}{''.join(targets)}{text}{emptied}"
+        return f"{step.within}{targets}{text}{emptied}"
 
     def _take(self, value: int) -> str:
         if self._free:

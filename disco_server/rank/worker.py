@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from disco_client.wire.codec import EncodedValue, decode_args, tickets_in
+from disco_client.errors import EncodingError
+from disco_client.wire.codec import EncodedValue, decode_args, is_shape, tickets_in
 from disco_client.wire.dlpack import on_host
-from disco_client.wire.values import ArrayPorter, Device, ReduceName, is_array
+from disco_client.wire.values import MAX_DEPTH, ArrayPorter, Device, ReduceName, is_array
 from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.types import (
@@ -30,7 +31,7 @@ from disco_server.devices.host import HostArrays, open_arrays
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.errors import ArgumentRefused
-from disco_server.rank.registers import RegisterFile
+from disco_server.rank.registers import RegisterFile, is_any_array
 from disco_server.settings import DEBUG, GPU_LIBRARIES
 
 if TYPE_CHECKING:
@@ -485,8 +486,9 @@ class Worker:
         if self.group_size == 1 and (in_group or self.num_workers == 1):
             if tag is not None and (problem := tag_problem(tag)):
                 raise MismatchError((self.worker_id,), problem)
+            source, target = between(src, out)
             if out is not src:
-                out[...] = src.reshape(out.shape)
+                target[...] = source.reshape(target.shape)
             return out
         comm = self.comm
         (comm.group if in_group else comm.world).allreduce(
@@ -626,6 +628,10 @@ def current_worker() -> Worker:
 # Copies arrays between commands and the device on which a worker computes.
 
 
+_UNCHANGING = frozenset((type(None), bool, int, float, str, bytes))
+"""Types of which a copy is the same."""
+
+
 class DevicePorter(ArrayPorter):
     """Places arrays for a worker on its GPU, and reads the arrays it sends from there.
 
@@ -701,18 +707,71 @@ class DevicePorter(ArrayPorter):
             if ticket not in self._collected:
                 self._inner.discard(ticket)
 
-    def host_form(self, value: Any) -> Any:
+    def shared(self, value: Any) -> Any:
+        """A value for a client in this process: the very object, and of the device's arrays copies.
+
+        Raises:
+            DlpackError: It is an array of another library that cannot be shared.
+        """
+        value = native(value) if is_foreign(value) else value
+        return value if self._worker.arrays.on_host else self._host_form(value)
+
+    def _host_form(self, value: Any) -> Any:
         """A value with numpy's arrays in place of the device's; waits for them."""
         if self.knows(value):
             return self._to_host(value)
         if type(value) is list:
-            return [self.host_form(item) for item in cast("list[Any]", value)]
+            return [self._host_form(item) for item in cast("list[Any]", value)]
         if type(value) is tuple:
-            return tuple(self.host_form(item) for item in cast("tuple[Any, ...]", value))
+            return tuple(self._host_form(item) for item in cast("tuple[Any, ...]", value))
         if type(value) is dict:
             items = cast("dict[Any, Any]", value).items()
-            return {key: self.host_form(item) for key, item in items}
+            return {key: self._host_form(item) for key, item in items}
         return value
+
+    def copied(self, value: Any) -> Any:
+        """What a client in this process gets of a value: what another one would, its own.
+
+        Of what could not travel to another process arrays are copies, and everything else is
+        the very object.
+
+        Raises:
+            ArrayRefused: An array in it would lose its meaning, or cannot be shared.
+        """
+        try:
+            return self._copied(value, 0)
+        except RecursionError:  # it nests deeper than what may travel
+            return value
+
+    def _copied(self, value: Any, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise RecursionError
+        if type(value) is np.ndarray or is_any_array(value):
+            return self._copied_array(native(value))
+        kind = cast("Any", type(value))
+        if issubclass(kind, (list, tuple)) and not is_shape(value):
+            items: list[Any] = list(value)
+            if _UNCHANGING.issuperset(map(type, items)):
+                return items
+            return [self._inside(item, f"[{number}]", depth) for number, item in enumerate(items)]
+        if issubclass(kind, dict):
+            pairs = cast("dict[Any, Any]", value).items()
+            return {key: self._inside(item, f"[{key!r}]", depth) for key, item in pairs}
+        return bytes(value) if kind in (bytearray, memoryview) else value
+
+    def _inside(self, value: Any, step: str, depth: int) -> Any:
+        try:
+            return self._copied(value, depth + 1)
+        except EncodingError as error:
+            raise error.within(step) from error.__cause__
+
+    def _copied_array(self, array: Any) -> Any:
+        if not is_array(array):
+            return self._to_host(array)
+        if array.dtype.hasobject or array.dtype.names is not None:
+            return array.copy()  # which could not travel
+        plain = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+        return np.array(plain, order="C")
 
     def _to_host(self, array: Any) -> Array:
         return self._worker.arrays.to_host(array)

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
+import disco_array_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
 import numpy as np
 

@@ -409,9 +409,9 @@ class Snapshot:
 
     def _is_plain(self, array: Any) -> bool:
         # Others become such ones inside a value, or are refused there.
-        return bool(array.flags.c_contiguous and array.dtype.isnative) and (
-            array.dtype.kind not in "OSU"
-        )
+        dtype = array.dtype
+        known = dtype.kind not in "OSU" and dtype.names is None
+        return bool(array.flags.c_contiguous and dtype.isnative) and known
 
     def seal(self, made: Collection[int], names: Collection[str]) -> None:
         """Makes it ready to be written, without what the log makes again."""

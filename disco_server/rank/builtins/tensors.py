@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from disco_client.wire.array_likes import plain_array
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
+from disco_server.devices.base import on_device
 from disco_server.devices.foreign import native
+from disco_server.modules.unfinished import refuse_unfinished
 from disco_server.rank.functions import NamedCall, register_func, resolve
 from disco_server.rank.worker import current_worker
 
@@ -552,6 +555,18 @@ LOCAL: Mapping[str, Local] = {
 """The others, by the names of ``disco_client.distributed``."""
 
 
+def _as_part(xp: Any, result: Any) -> Any:
+    """What a function returned as an array of this rank's device.
+
+    Raises:
+        ArrayRefused: No array can be made of it without a loss.
+        ConfigError: It has yet to be computed.
+    """
+    refuse_unfinished(result)
+    array = native(result)
+    return xp.asarray(array if on_device(array) else plain_array(array))
+
+
 @register_func("runtime.disco._dt_bind")
 def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCall:
     """Makes a function that computes this worker's part of the parts of the operands.
@@ -589,6 +604,8 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
             if operand is None:
                 return None
         result = function(*operands)
-        return result if type(result) is kind else xp.asarray(native(result))
+        if type(result) is kind and not (result.dtype.hasobject or result.dtype.names):
+            return result
+        return _as_part(xp, result)
 
     return NamedCall(name, compute)

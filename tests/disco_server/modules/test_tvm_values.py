@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from disco_client import Device, Shape, cpu, cuda
-from disco_client.errors import EncodingError
+from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.arrays import empty_array
 from disco_server.modules.tvm import TvmFunction, find_global, from_tvm, runtime, served, to_tvm
 
@@ -189,6 +189,15 @@ def test_an_error_of_ours_keeps_its_type_through_tvm():
 class ShyError(Exception):
     def __str__(self):
         raise RuntimeError("no comment")
+
+
+def test_what_has_yet_to_run_is_no_result():
+    """Where a function of TVM calls one of ours; nor is an array with a mask passed on."""
+    call = TvmFunction(runtime().convert(served(lambda: lambda: (each for each in [1]))))
+    with pytest.raises(ConfigError, match=r"returned a generator"):
+        call()
+    with pytest.raises(EncodingError, match=r"MaskedArray.*mask"):
+        TvmFunction(runtime().convert(served(lambda: len)))(np.ma.array([1.0]))
 
 
 def test_an_error_that_cannot_be_described_goes_through_too():

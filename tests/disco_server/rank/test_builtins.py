@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from disco_client import Device, Shape
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DiscoError
+from disco_server.rank import functions
 from disco_server.rank.builtins import core as builtins
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
 from disco_server.rank.functions import registered, resolve
@@ -48,6 +49,31 @@ def test_the_names_of_the_original_are_there():
     """Those that need no other library."""
     names = {f"runtime.disco.{name}" for name in ORIGINAL.split()}
     assert names <= set(registered())
+
+
+RESULTS = {
+    "mask": (np.ma.array, "MaskedArray.*mask"),
+    "structured": (lambda part: np.zeros(len(part), [("a", "i4")]), "structured"),
+    "objects": (lambda part: np.array([part, None], object), "Python's objects"),
+    "generator": (lambda part: (each for each in part), "returned a generator"),
+    "list of masked": (lambda part: [np.ma.array(part)], r"at \[0\]: .*mask"),
+    "raises": (lambda part: [[1], [2, 3]], "expected what numpy makes an array of"),
+}
+
+
+@pytest.mark.parametrize("what", RESULTS)
+def test_a_part_of_a_tensor_is_a_plain_array_or_refused(at, monkeypatch, what):
+    """What a rule's own function returns; numbers and lists of them become one."""
+    at()
+    function, match = RESULTS[what]
+    monkeypatch.setitem(functions._registry, "trial.part", function)
+    with pytest.raises(DiscoError, match=match):
+        call("runtime.disco._dt_bind", "trial.part", {}, {})(np.ones(2))
+    for good in (lambda part: part.tolist(), lambda part: part.view(np.recarray)):
+        monkeypatch.setitem(functions._registry, "trial.part", good)
+        found = call("runtime.disco._dt_bind", "trial.part", {}, {})(np.ones(2))
+        assert type(found) is np.ndarray
+        assert found.tolist() == [1, 1]
 
 
 def test_outside_a_worker_they_say_so():

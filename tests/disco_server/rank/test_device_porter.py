@@ -148,9 +148,9 @@ def test_a_client_in_the_same_process_gets_no_arrays_of_the_standin(gpu, standin
     thing = object()
     there = standin.arange(3)
     value = [there, (there, thing), {"k": [there]}, 5]
-    got = gpu.host_form(value)
+    got = gpu.shared(value)
 
     assert [type(got[0]), type(got[1][0]), type(got[2]["k"][0])] == [np.ndarray] * 3
     assert got[1][1] is thing
     assert got[0].tolist() == [0, 1, 2]
-    assert gpu.host_form(thing) is thing
+    assert gpu.shared(thing) is thing

@@ -101,6 +101,22 @@ def test_what_cannot_be_saved_is_named(worker):
     assert Snapshot(worker, []).kinds()["refused"][0][0] == "s"
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.ma.array([1.0, 2.0], mask=[0, 1]), "numpy.ma.MaskedArray"),
+        ([np.ma.array(np.zeros(LARGE))], "builtins.list"),
+        (np.zeros(2, [("a", "i4")]), "numpy.ndarray"),
+        (np.rec.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")]), "numpy.rec.recarray"),
+    ],
+    ids=["mask", "inside", "structured", "records"],
+)
+def test_an_array_that_would_lose_its_meaning_is_named(worker, value, kind):
+    """It is refused before anything is written."""
+    worker.registers.write(1, value)
+    assert Snapshot(worker, [1]).kinds()["refused"] == [[0, kind]]
+
+
 def test_a_snapshot_is_sealed_before_it_is_written(worker):
     """Until then nobody knows which of its registers are made again on other workers."""
     with pytest.raises(ArgumentRefused, match="sealed"):
