@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.ops import LOCAL_AXIS, Pattern, choose, normal_axes, normal_axis
+from disco_client.distributed.ops import (
+    LOCAL_AXIS,
+    Pattern,
+    choose,
+    normal_axes,
+    normal_axis,
+    numpy_dtype,
+)
 from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.values import dtype_from_name
 
 __all__ = ["COMPOSITES", "Composite", "norm"]
@@ -77,13 +86,26 @@ def _as_before(steps: _Steps, x: DTensor, out: DTensor) -> DTensor:
     return steps.call("cast", out, dtype=x.dtype) if is_half else out
 
 
+@cache
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Makes sure that one of numpy's functions takes a dtype.
+
+    Raises:
+        DtypeError: It does not.
+    """
+    numpy_dtype(f"numpy.{name}", lambda: getattr(np, name)(np.zeros(1, dtype)))
+
+
 def _count(x: DTensor, axis: Any) -> int:
     return math.prod(x.shape[each] for each in normal_axes(axis, x.ndim))
 
 
 def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = False) -> DTensor:
+    _check_dtype("mean", x.dtype)
     steps = _Steps(engine)
-    total = steps.call("sum", x, axis=axis, keepdims=keepdims, dtype=_wide(x))
+    # Timedeltas have a mean as they are, which no other dtype would add up.
+    wide = None if x.dtype.kind == "m" else _wide(x)
+    total = steps.call("sum", x, axis=axis, keepdims=keepdims, dtype=wide)
     _as_before(steps, x, steps.call("true_divide", total, float(_count(x, axis))))
     return steps.result("mean")
 
@@ -91,6 +113,7 @@ def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = F
 def _var(
     engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DTensor:
+    _check_dtype("var", x.dtype)
     steps = _Steps(engine)
     _as_before(steps, x, _variance(steps, x, axis, ddof, keepdims=keepdims))
     return steps.result("var")
@@ -99,6 +122,7 @@ def _var(
 def _std(
     engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DTensor:
+    _check_dtype("std", x.dtype)
     steps = _Steps(engine)
     variance = _variance(steps, x, axis, ddof, keepdims=keepdims)
     _as_before(steps, x, steps.call("sqrt", variance))
@@ -206,7 +230,8 @@ def _cumsum(
     if axis is None:
         x, axis = steps.call("reshape", x, shape=(-1,)), 0
     place = normal_axis(axis, x.ndim)
-    wanted = dtype_from_name(dtype) if dtype else np.cumsum(np.empty(0, x.dtype)).dtype
+    wanted = None if dtype is None else dtype_from_name(dtype)
+    wanted = numpy_dtype("numpy.cumsum", lambda: np.cumsum(np.zeros(1, x.dtype), dtype=wanted))
     if x.dtype != wanted:
         x = steps.call("cast", x, dtype=wanted)
     x = _summable(steps, x)
@@ -299,9 +324,11 @@ def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
 def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]:
     """One axis: what to take, and the extent that stays; None where the axis goes."""
     if isinstance(item, slice):
-        start, stop, step = item.indices(extent)
-        behind = None if stop < 0 else stop
-        return (start, behind, step), len(range(start, stop, step))
+        taken = range(*item.indices(extent))
+        if not taken:  # of a negative step, it may begin before the axis, which is the last again
+            return (0, 0, 1), 0
+        behind = None if taken.stop < 0 else taken.stop
+        return (taken.start, behind, taken.step), len(taken)
     if isinstance(item, (bool, np.bool_, np.ndarray, DTensor)) or not hasattr(item, "__index__"):
         raise ConfigError(
             f"expected numbers, slices, ... and None, got {item!r}; numpy.take(x, positions, axis)"
@@ -309,8 +336,7 @@ def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]
         )
     index = item.__index__()
     if not -extent <= index < extent:
-        msg = f"index {index} is out of bounds for an axis of {extent}"
-        raise IndexError(msg)
+        raise OutOfBounds(f"index {index} is out of bounds for an axis of {extent}")
     index %= extent
     return (index, index + 1, 1), None
 
@@ -324,6 +350,68 @@ def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> D
     return x if out is x else steps.result("clip")
 
 
+# Positions. Those that are known here are checked here; on the workers, which check them again,
+# one that is out of bounds would fail after the call has returned.
+
+
+def _take(engine: Computing, x: Any, ids: Any, *, axis: SupportsIndex = 0) -> DTensor:
+    if not isinstance(ids, DTensor):
+        place = normal_axis(axis, np.ndim(x))
+        ids = _positions("take", ids, np.shape(x)[place])
+    return engine.call_rule("take", x, ids, axis=axis)
+
+
+def _positions(name: str, given: Any, extent: int) -> np.ndarray[Any, Any]:
+    """Positions along an axis, counted from the front.
+
+    Raises:
+        DtypeError: They are no integers.
+        OutOfBounds: One is beyond the axis.
+    """
+    found = np.asarray(given)
+    if not found.size and isinstance(given, (list, tuple)):
+        found = found.astype(np.int64)  # as numpy does with []
+    if found.dtype.kind not in "iu":
+        raise DtypeError(f"{name} needs positions of an integer dtype, got {found.dtype}")
+    beyond = found[(found < -extent) | (found >= extent)]
+    if beyond.size:
+        raise OutOfBounds(f"{name}: position {beyond[0]} is out of bounds for an axis of {extent}")
+    found = found.astype(np.int64)
+    return np.where(found < 0, found + extent, found)
+
+
+def _update(
+    engine: Computing, x: Any, values: Any, start: Any, *, axis: SupportsIndex = 0
+) -> DTensor:
+    if not isinstance(start, DTensor):
+        start = _start(start, np.shape(x), np.shape(values), normal_axis(axis, np.ndim(x)))
+    return engine.call_rule("update", x, values, start, axis=axis)
+
+
+def _start(start: Any, whole: Sequence[int], given: Sequence[int], axis: int) -> int:
+    """Where an update begins, counted from the front.
+
+    Raises:
+        DtypeError: The start is no integer.
+        OutOfBounds: What is given does not fit there.
+    """
+    try:
+        first = operator.index(start)
+    except TypeError:
+        first = None
+    if first is None or isinstance(start, bool):
+        raise DtypeError(f"update: expected an integer without axes as the start, got {start!r}")
+    extent = whole[axis]
+    at = first + extent if first < 0 else first
+    fits = len(given) == len(whole) and given[axis] <= extent  # what does not, the rule refuses
+    if fits and not 0 <= at <= extent - given[axis]:
+        raise OutOfBounds(
+            f"update: {given[axis]} elements from {first} on are out of bounds for an axis of"
+            f" {extent}"
+        )
+    return at
+
+
 Composite = Callable[..., Any]
 
 COMPOSITES: dict[str, Composite] = {
@@ -335,5 +423,7 @@ COMPOSITES: dict[str, Composite] = {
     "split": _split,
     "getitem": _getitem,
     "clip": _clip,
+    "take": _take,
+    "update": _update,
 }
 """By the names of functions of distributed tensors; ``variance`` is what TVM calls ``var``."""

@@ -48,6 +48,8 @@ __all__ = ["Engine", "check_mesh", "make_mesh"]
 
 
 _NUMBERS = (bool, int, float)
+_ARRAYS = (np.ndarray, np.generic, list, tuple)
+"""What stands for an array of the host, as numpy takes it."""
 _KEPT = 4096
 """For how many kinds of calls the compiled form is kept."""
 
@@ -229,7 +231,7 @@ class Engine(Computing, Renewable):
 
     def takes(self, operand: object) -> bool:
         """Whether something can be computed with."""
-        return isinstance(operand, (DTensor, np.ndarray, np.generic, complex, *_NUMBERS))
+        return isinstance(operand, (DTensor, *_ARRAYS, complex, *_NUMBERS))
 
     def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Computes a function of distributed tensors, arrays and numbers; returns at once.
@@ -245,6 +247,10 @@ class Engine(Computing, Renewable):
         composite = COMPOSITES.get(name)
         if composite is not None:
             return call_checked(name, composite, self, *operands, **options)
+        return self.call_rule(name, *operands, **options)
+
+    def call_rule(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function by its rule; see :meth:`call`."""
         mesh = next((each.mesh for each in operands if isinstance(each, DTensor)), None)
         ready = [self._ready(operand, operands, mesh) for operand in operands]
         seen = tuple(
@@ -297,7 +303,11 @@ class Engine(Computing, Renewable):
             tables = local.tables([plan.after for plan in choice.plans], result)
         by_worker = {key: self.executor.table(mesh, value) for key, value in tables.items()}
         func = self._core.call_now(
-            "runtime.disco._dt_bind", local.name, dict(local.options), by_worker
+            "runtime.disco._dt_bind",
+            local.name,
+            dict(local.options),
+            by_worker,
+            dtype_name(local.result.dtype),
         )
         moves = tuple(self.executor.prepare(plan) for plan in choice.plans)
         places = [at for at, each in enumerate(seen) if isinstance(each, DTensorStructInfo)]
@@ -315,7 +325,7 @@ class Engine(Computing, Renewable):
             # It cannot travel as a number; its precision is that of the others, as in numpy.
             kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
             operand = np.asarray(operand, np.result_type(*kinds, operand))
-        if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
+        if isinstance(operand, _ARRAYS) and mesh is not None:
             host = np.asarray(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
             tensor = TensorStructInfo(host.shape, host.dtype)

@@ -34,6 +34,10 @@ class Computing(ABC):
         """Computes a function of distributed tensors, arrays and numbers; returns at once."""
 
     @abstractmethod
+    def call_rule(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function by its rule, also where another function of that name uses it."""
+
+    @abstractmethod
     def call_ufunc(
         self, ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.ops import normal_axes, normal_axis
+from disco_client.distributed.ops import normal_axes, normal_axis, numpy_dtype
 from disco_client.errors import ConfigError
 
 __all__ = ["FUNCTIONS", "unsaid"]
@@ -87,7 +87,8 @@ def _np_clip(
 
 def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -> DTensor:
     _no_out("round", out)
-    if a.dtype.kind in "biu":
+    numpy_dtype("numpy.round", lambda: np.round(np.zeros(1, a.dtype), decimals))
+    if a.dtype.kind in "iu":
         if decimals < 0:
             raise ConfigError("integers are rounded to no fewer than 0 decimals")
         return a
@@ -107,12 +108,9 @@ def _take(
     _no_out("take", out)
     if mode != "raise":
         raise ConfigError(f"numpy.take of distributed tensors has no mode {mode!r}")
-    ids = indices if isinstance(indices, DTensor) else np.asarray(indices)
-    if isinstance(ids, np.ndarray) and not ids.size:
-        ids = ids.astype(np.intp)  # as numpy does with []
     if axis is not None:
-        return engine.call("take", a, ids, axis=axis)
-    return engine.call("take", _flat(engine, a), ids, axis=0)
+        return engine.call("take", a, indices, axis=axis)
+    return engine.call("take", _flat(engine, a), indices, axis=0)
 
 
 def _concatenate(

@@ -24,7 +24,7 @@ from disco_client.distributed.placement import (
     TensorStructInfo,
 )
 from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import coordinate_of
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name
@@ -42,6 +42,7 @@ __all__ = [
     "letters_of",
     "normal_axes",
     "normal_axis",
+    "numpy_dtype",
     "only_tensors",
     "probe",
     "register_rule",
@@ -374,6 +375,23 @@ def probe(operand: Any) -> Any:
     return np.empty((0,), operand.dtype) if isinstance(operand, TensorStructInfo) else operand
 
 
+def numpy_dtype(name: str, compute: Callable[[], Any]) -> np.dtype[Any]:
+    """The dtype that numpy gives a result; the workers compute with numpy, too.
+
+    Args:
+        name: The function's.
+        compute: Calls it, on operands of these dtypes with hardly an element.
+
+    Raises:
+        DtypeError: It does not take these dtypes.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return compute().dtype
+    except TypeError as error:
+        raise DtypeError(f"{name}: {error}") from None
+
+
 def _broadcast(name: str, operands: tuple[Any, ...]) -> tuple[int, ...]:
     shapes = [tuple(each.shape) for each in operands if isinstance(each, TensorStructInfo)]
     try:
@@ -410,11 +428,7 @@ def _ufunc(*operands: Any, name: str) -> Local:
     function = getattr(np, name)
     if len(operands) != function.nin:
         raise ConfigError(f"numpy.{name} takes {function.nin} operands, got {len(operands)}")
-    try:
-        with np.errstate(all="ignore"):
-            dtype = function(*(probe(each) for each in operands)).dtype
-    except TypeError as error:
-        raise ConfigError(f"numpy.{name}: {error}") from None
+    dtype = numpy_dtype(f"numpy.{name}", lambda: function(*map(probe, operands)))
     return _elementwise(name, operands, dtype)
 
 
@@ -424,7 +438,7 @@ for _name in ELEMENTWISE:
 
 def _activation(x: TensorStructInfo, *, name: str) -> Local:
     if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
-        raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
+        raise DtypeError(f"{name} needs real floating-point numbers, got {x.dtype}")
     return _elementwise(name, (x,), x.dtype)
 
 
@@ -435,6 +449,8 @@ for _name in _ACTIVATIONS:
 @register_rule("cast")
 def _cast(x: TensorStructInfo, *, dtype: object) -> Local:
     found = dtype_from_name(dtype)
+    if not np.can_cast(x.dtype, found, "unsafe"):
+        raise DtypeError(f"cast: {x.dtype} cannot be converted to {found}")
     return _elementwise("cast", (x,), found, {"dtype": dtype_name(found)})
 
 
@@ -447,7 +463,8 @@ def _zeros_like(x: TensorStructInfo, *, dtype: object = None) -> Local:
 
 @register_rule("where")
 def _where(condition: Any, x: Any, y: Any) -> Local:
-    dtype = cast("Any", np.where(probe(condition), probe(x), probe(y))).dtype
+    choose_from = cast("Callable[..., Any]", np.where)
+    dtype = numpy_dtype("numpy.where", lambda: choose_from(*map(probe, (condition, x, y))))
     return _elementwise("where", (condition, x, y), dtype)
 
 
@@ -483,7 +500,8 @@ def _matmul(x: TensorStructInfo, y: TensorStructInfo) -> Local:
         ((0,), (1,)),
     )
     shape = (*batch, *one[-2:-1], *(other[-1:] if columns else ()))
-    dtype = np.matmul(np.ones((1, 1), x.dtype), np.ones((1, 1), y.dtype)).dtype
+    one_by_one = (np.zeros((1, 1), each.dtype) for each in (x, y))
+    dtype = numpy_dtype("numpy.matmul", lambda: np.matmul(*one_by_one))
     return Local("matmul", pattern, TensorStructInfo(shape, dtype))
 
 
@@ -523,9 +541,11 @@ def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
         tuple((letter, "sum") for letter in extents if letter not in right),
         tuple((number,) for number in range(len(operands))),
     )
-    dtype = np.result_type(*(operand.dtype for operand in operands))
-    whole = [extents[letter] for letter in right]
     full = f"{left}->{right}"
+    # Not of extent 1, for which numpy computes in another way, which takes fewer dtypes.
+    few = [np.zeros((2,) * operand.ndim, operand.dtype) for operand in operands]
+    dtype = numpy_dtype("numpy.einsum", lambda: np.einsum(full, *few, optimize=True))
+    whole = [extents[letter] for letter in right]
     return Local("einsum", pattern, TensorStructInfo(whole, dtype), {"subscripts": full})
 
 
@@ -603,11 +623,8 @@ def _reduce(
 
 
 def _dtype_of(name: str, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
-    if wanted is not None:
-        return dtype_from_name(wanted)
-    if name in ("sum", "prod"):
-        return getattr(np, name)(np.empty((0,), dtype)).dtype
-    return np.dtype(bool) if name in ("any", "all") else dtype
+    more = {} if wanted is None else {"dtype": dtype_from_name(wanted)}
+    return numpy_dtype(f"numpy.{name}", lambda: getattr(np, name)(np.zeros(1, dtype), **more))
 
 
 for _name in _COMBINES:
@@ -622,7 +639,8 @@ def _arg(x: TensorStructInfo, *, name: str, axis: SupportsIndex) -> Local:
     letters[place] = LOCAL_AXIS
     output = (*letters[:place], *letters[place + 1 :])
     shape = (*x.shape[:place], *x.shape[place + 1 :])
-    result = TensorStructInfo(shape, np.dtype(np.intp))
+    dtype = numpy_dtype(f"numpy.{name}", lambda: getattr(np, name)(np.zeros(1, x.dtype)))
+    result = TensorStructInfo(shape, dtype)
     return Local(name, Pattern((tuple(letters),), output), result, {"axis": place})
 
 
@@ -635,7 +653,7 @@ def _along(
 ) -> Local:
     """A function that needs the whole of one axis, and vectors along it."""
     if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
-        raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
+        raise DtypeError(f"{name} needs real floating-point numbers, got {x.dtype}")
     place = normal_axis(axis, x.ndim)
     only_tensors(name, *more)
     for vector in more:
@@ -822,7 +840,7 @@ def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
     shape[place] = sum(each.shape[place] for each in operands)
     together = (tuple(range(len(operands))),)
     pattern = Pattern((tuple(letters),) * len(operands), tuple(letters), linear=together)
-    dtype = np.result_type(*(each.dtype for each in operands))
+    dtype = numpy_dtype("numpy.concatenate", lambda: np.concatenate(list(map(probe, operands))))
     return Local("concatenate", pattern, TensorStructInfo(shape, dtype), {"axis": place})
 
 
@@ -886,9 +904,10 @@ def _pad(
 
 @register_rule("take")
 def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0) -> Local:
+    """By positions that were checked, or lie on the workers, which check them."""
     only_tensors("take", x, ids)
     if ids.dtype.kind not in "iu":
-        raise ConfigError(f"take needs positions of an integer dtype, got {ids.dtype}")
+        raise DtypeError(f"take needs positions of an integer dtype, got {ids.dtype}")
     place = normal_axis(axis, x.ndim)
     letters = [f"a{number}" for number in range(x.ndim)]
     letters[place] = "v"
@@ -912,6 +931,8 @@ def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0
 def _update(
     x: TensorStructInfo, values: TensorStructInfo, start: Any, *, axis: SupportsIndex = 0
 ) -> Local:
+    """From a start that was checked, or lies on the workers, which check it."""
+    only_tensors("update", x, values)
     place = normal_axis(axis, x.ndim)
     rest = [each for number, each in enumerate(x.shape) if number != place]
     if (
@@ -924,13 +945,13 @@ def _update(
             f" have its other extents, got {tuple(values.shape)}"
         )
     if values.dtype != x.dtype:
-        raise ConfigError(f"update: expected values of dtype {x.dtype}, got {values.dtype}")
+        raise DtypeError(f"update: expected values of dtype {x.dtype}, got {values.dtype}")
     letters = [f"a{number}" for number in range(x.ndim)]
     letters[place] = LOCAL_AXIS
     inputs = [tuple(letters), tuple(letters)]
     if isinstance(start, TensorStructInfo):
         if start.ndim or start.dtype.kind not in "iu":
-            raise ConfigError(
+            raise DtypeError(
                 "update: expected an integer without axes as the start, got"
                 f" {start.dtype}{list(start.shape)}"
             )

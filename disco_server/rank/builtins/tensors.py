@@ -320,7 +320,8 @@ def _reduction(name: str) -> Local:
             return (
                 out if keepdims else out.reshape([n for a, n in enumerate(shape) if a not in axes])
             )
-        extra: dict[str, Any] = {"dtype": kind} if name in ("sum", "prod") else {}
+        # Timedeltas are added up as what they are; numpy takes no unit there.
+        extra = {"dtype": kind} if name in ("sum", "prod") and kind.kind != "m" else {}
         return xp.asarray(getattr(xp, name)(x, axis=axes, keepdims=keepdims, **extra))
 
     return reduce
@@ -460,15 +461,33 @@ def _pad(
 
 def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: int) -> Array:
     """The requested rows in this part; zeros for the others, which a sum over parts completes."""
+    positions = _in_bounds(xp, ids, extent)
     if x.shape[axis] == extent:
-        return xp.take(x, ids, axis=axis)
-    own = xp.where(ids < 0, ids + extent, ids) - first
+        return xp.take(x, positions, axis=axis)
+    own = positions - first
     here = (own >= 0) & (own < x.shape[axis])
     if not x.shape[axis]:
         return xp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
     rows = xp.take(x, xp.where(here, own, 0), axis=axis)
     mask = here.reshape((1,) * axis + ids.shape + (1,) * (x.ndim - axis - 1))
     return xp.where(mask, rows, xp.zeros((), x.dtype))
+
+
+def _in_bounds(xp: Any, ids: Array, extent: int) -> Array:
+    """Positions of any integer dtype as int64, counted from the front.
+
+    Raises:
+        IndexError: One is beyond the axis; on every worker that has it, whatever part of the
+            axis is there, so that none takes part in a sum that lacks its row.
+    """
+    wide = ids.astype(np.int64)
+    lowest = 0 if ids.dtype.kind == "u" else -extent  # the largest uint64 are negative by now
+    beyond = (wide < lowest) | (wide >= extent)
+    if bool(beyond.any()):
+        position = ids.reshape(-1)[beyond.reshape(-1)][0]
+        msg = f"take: position {position} is out of bounds for an axis of {extent}"
+        raise IndexError(msg)
+    return xp.where(wide < 0, wide + extent, wide)
 
 
 def _slice_items(xp: Any, x: Array, *, items: Sequence[Any]) -> Array:
@@ -504,10 +523,15 @@ def _concatenate(xp: Any, *operands: Array, axis: int) -> Array:
     return xp.concatenate(operands, axis=axis)
 
 
-def _update(xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
+def _update(_xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
+    # Read here, also from a GPU: what is out of bounds must be known before anything is written.
+    first, extent, count = int(start), x.shape[axis], values.shape[axis]
+    at = first + extent if first < 0 else first
+    if not 0 <= at <= extent - count:
+        msg = f"update: {count} elements from {first} on are out of bounds for an axis of {extent}"
+        raise IndexError(msg)
     out = x.copy()
-    # As positions and not as a slice, which would need a copy of the start from a GPU.
-    out[(slice(None),) * axis + (start + xp.arange(values.shape[axis]),)] = values
+    out[(slice(None),) * axis + (slice(at, at + count),)] = values
     return out
 
 
@@ -553,7 +577,7 @@ LOCAL: Mapping[str, Local] = {
 
 
 @register_func("runtime.disco._dt_bind")
-def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCall:
+def bind(name: str, options: dict[str, Any], tables: dict[str, Any], dtype: Any) -> NamedCall:
     """Makes a function that computes this worker's part of the parts of the operands.
 
     It takes these parts, and numbers, and returns an array, also one without axes; or
@@ -564,14 +588,17 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
         options: What it takes besides, by name.
         tables: The same where it differs from worker to worker: a list with an entry
             for each.
+        dtype: That of the result, as the client has it.
 
     Raises, when it is called:
+        TypeError: The function returns another dtype, which cannot become that one.
         FunctionMissing: There is no such function.
         ModuleNotAllowed: Its name leads through a module that is not allowed.
     """
     worker = current_worker()
     xp: Any = worker.xp
     kind = worker.arrays.kind
+    said = dtype_from_name(dtype)
     own = {**options, **{key: table[worker.worker_id] for key, table in tables.items()}}
     if name in ELEMENTWISE:
         function = getattr(xp, name)
@@ -589,6 +616,16 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
             if operand is None:
                 return None
         result = function(*operands)
-        return result if type(result) is kind else xp.asarray(native(result))
+        if type(result) is not kind:
+            result = xp.asarray(native(result))
+        return result if result.dtype == said else _as_said(name, result, said)
 
     return NamedCall(name, compute)
+
+
+def _as_said(name: str, result: Array, said: np.dtype[Any]) -> Array:
+    """A result in the dtype that the client says it has, which other versions may compute wider."""
+    if not np.can_cast(result.dtype, said, "same_kind"):
+        msg = f"{name} returned {result.dtype}, and its rule says {said}: make them agree"
+        raise TypeError(msg)
+    return result.astype(said)
