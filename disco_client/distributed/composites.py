@@ -80,6 +80,16 @@ def _summable(steps: _Steps, x: DTensor) -> DTensor:
     return x
 
 
+def _check_count(name: str, x: DTensor, count: float) -> None:
+    """Refuses the average of nothing where the dtype has no NaN for it, as numpy does.
+
+    Raises:
+        ConfigError: There is nothing to be averaged.
+    """
+    if count <= 0 and x.dtype.name in ("int4", "uint4"):
+        raise ConfigError(f"numpy.{name}: {x.dtype} has no average of no elements")
+
+
 def _as_before(steps: _Steps, x: DTensor, out: DTensor) -> DTensor:
     """Of halves the result is a half, too."""
     is_half = _wide(x).itemsize > x.dtype.itemsize and x.dtype.kind not in "biu"
@@ -102,6 +112,7 @@ def _count(x: DTensor, axis: Any) -> int:
 
 def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = False) -> DTensor:
     _check_dtype("mean", x.dtype)
+    _check_count("mean", x, _count(x, axis))
     steps = _Steps(engine)
     # Timedeltas have a mean as they are, which no other dtype would add up.
     wide = None if x.dtype.kind == "m" else _wide(x)
@@ -114,6 +125,7 @@ def _var(
     engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DTensor:
     _check_dtype("var", x.dtype)
+    _check_count("var", x, _count(x, axis) - ddof)
     steps = _Steps(engine)
     _as_before(steps, x, _variance(steps, x, axis, ddof, keepdims=keepdims))
     return steps.result("var")
@@ -123,6 +135,7 @@ def _std(
     engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DTensor:
     _check_dtype("std", x.dtype)
+    _check_count("std", x, _count(x, axis) - ddof)
     steps = _Steps(engine)
     variance = _variance(steps, x, axis, ddof, keepdims=keepdims)
     _as_before(steps, x, steps.call("sqrt", variance))
@@ -344,6 +357,11 @@ def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]
 def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
     steps = _Steps(engine)
     out = x
+    if isinstance(x, DTensor) and x.dtype.kind in "iu":
+        # As numpy does it: what a dtype cannot be beyond is no limit, where Python has it.
+        info = np.iinfo(x.dtype)
+        low = None if type(low) is int and low <= info.min else low
+        high = None if type(high) is int and high >= info.max else high
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
             out = steps.call(name, out, limit)

@@ -12,7 +12,7 @@ import numpy as np
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import normal_axes, normal_axis, numpy_dtype
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 
 __all__ = ["FUNCTIONS", "unsaid"]
 
@@ -290,7 +290,12 @@ def _pad(
             for axis, each in cast("Mapping[int, Any]", pad_width).items()
         }
         pad_width = [np.broadcast_to(by_axis.get(axis, 0), _PLANE) for axis in range(array.ndim)]
-    widths = _pairs("widths", pad_width, array.ndim)
+    given = np.asarray(pad_width)
+    if given.dtype.kind not in "iu":
+        raise DtypeError(f"pad: expected widths as integers, got {pad_width!r}")
+    if (given < 0).any():
+        raise ConfigError(f"pad: expected widths from 0, got {pad_width!r}")
+    widths = _pairs("widths", given, array.ndim)
     options = {"values": _pairs("values", values, array.ndim)} if mode == "constant" else {}
     return engine.call("pad", array, widths=widths, mode=mode, **options)
 

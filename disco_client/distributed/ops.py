@@ -22,12 +22,13 @@ from disco_client.distributed.placement import (
     Placement,
     PlacementSpec,
     TensorStructInfo,
+    combines,
 )
 from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import coordinate_of
-from disco_client.wire.values import Shape, dtype_from_name, dtype_name
+from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension
 
 __all__ = [
     "LOCAL_AXIS",
@@ -166,6 +167,7 @@ def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Operand
         operands: As they are placed.
     """
     mesh = operands[0].device_mesh
+    pattern = _without_sums(pattern, operands)
     ways = itertools.product(tuple(_options(pattern)), repeat=mesh.ndim)
     even = (options for options in ways if _is_even(pattern, mesh.shape, options))
     return min((_choice(operands, options) for options in even), key=_rank)
@@ -179,7 +181,7 @@ def exact(
     Partial integers may go round at the ends of their dtype, and partial truth values
     are true on several workers: in another dtype their sum would be another one. So
     only floating-point numbers may change their dtype before they are combined, and
-    must stay such.
+    must stay such. What collectives do not combine is not combined.
 
     Args:
         pattern: Of a function.
@@ -192,6 +194,18 @@ def exact(
         return dtype == result or not (_is_exact(dtype) or _is_exact(result))
 
     linear = tuple(together for together in pattern.linear if all(map(holds, together)))
+    along = tuple(each for each in pattern.combines if combines(result, each[1]))
+    alike = linear == pattern.linear and along == pattern.combines
+    return pattern if alike else replace(pattern, linear=linear, combines=along)
+
+
+def _without_sums(pattern: Pattern, operands: Sequence[DTensorStructInfo]) -> Pattern:
+    """A pattern without what needs partial sums of dtypes that have none."""
+    linear = tuple(
+        together
+        for together in pattern.linear
+        if all(combines(operands[number].tensor_sinfo.dtype, "sum") for number in together)
+    )
     return pattern if linear == pattern.linear else replace(pattern, linear=linear)
 
 
@@ -542,11 +556,24 @@ def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
         tuple((number,) for number in range(len(operands))),
     )
     full = f"{left}->{right}"
-    # Not of extent 1, for which numpy computes in another way, which takes fewer dtypes.
-    few = [np.zeros((2,) * operand.ndim, operand.dtype) for operand in operands]
-    dtype = numpy_dtype("numpy.einsum", lambda: np.einsum(full, *few, optimize=True))
+    dtype, wide = _einsum_dtypes(full, operands)
     whole = [extents[letter] for letter in right]
-    return Local("einsum", pattern, TensorStructInfo(whole, dtype), {"subscripts": full})
+    options = {"subscripts": full, "wide": wide}
+    return Local("einsum", pattern, TensorStructInfo(whole, dtype), options)
+
+
+def _einsum_dtypes(text: str, operands: Sequence[TensorStructInfo]) -> tuple[np.dtype[Any], str]:
+    """The dtype of the result, and that of the computation; empty where that is numpy's choice.
+
+    For the small dtypes of ``ml_dtypes`` numpy has it only for some shapes.
+    """
+    few = [np.zeros((1,) * operand.ndim, operand.dtype) for operand in operands]
+    if any(is_extension(dtype_name(each.dtype)) for each in few):
+        dtype = numpy_dtype("numpy.einsum", lambda: np.concatenate([each.ravel() for each in few]))
+        if is_extension(dtype_name(dtype)):
+            return dtype, "int64" if dtype.name in ("int4", "uint4") else "float32"
+        return dtype, dtype_name(dtype)
+    return numpy_dtype("numpy.einsum", lambda: np.einsum(text, *few)), ""
 
 
 def _refuse(subscripts: str, why: str) -> NoReturn:

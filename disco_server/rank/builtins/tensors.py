@@ -20,11 +20,12 @@ import numpy as np
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import find_kind
 from disco_server.devices.foreign import native
 from disco_server.rank.functions import NamedCall, register_func, resolve
 from disco_server.rank.worker import current_worker
 
-__all__ = ["LOCAL", "layer_norm", "rms_norm", "softmax"]
+__all__ = ["LOCAL", "as_moved", "layer_norm", "rms_norm", "softmax"]
 
 
 HostArray = np.ndarray[Any, Any]
@@ -79,10 +80,16 @@ def _keep(local: HostArray | None, op: str, keeps: Table) -> HostArray | None:
     return xp.ones_like(local) if op == "prod" else xp.zeros_like(local)
 
 
+def as_moved(flat: HostArray) -> HostArray:
+    """A flat array as collectives move it: as its bytes where they do not know its dtype."""
+    return flat if find_kind(flat.dtype) is not None else flat.view(np.uint8)
+
+
 def _broadcast(local: HostArray | None, team: Any) -> HostArray | None:
     """Copies the part of the first worker of a line to all of the line."""
     if local is not None and team is not None:
-        team.broadcast(local, local, 0)
+        moved = local if find_kind(local.dtype) is not None else as_moved(local.reshape(-1))
+        team.broadcast(moved, moved, 0)
     return local
 
 
@@ -110,7 +117,9 @@ def _allgather(local: HostArray | None, team: Any, axis: int, extents: Table) ->
     whole = _with(local.shape, axis, sum(parts))
     rest = math.prod(_with(local.shape, axis, 1))
     flat = _new(local, (sum(parts) * rest,))
-    team.allgather(_flat(local), flat, [extent * rest for extent in parts])
+    source, target = as_moved(_flat(local)), as_moved(flat)
+    each = rest * local.itemsize // source.itemsize
+    team.allgather(source, target, [extent * each for extent in parts])
     return _join(flat, [_with(local.shape, axis, extent) for extent in parts], axis, whole)
 
 
@@ -455,6 +464,8 @@ def _repeat(xp: Any, x: Array, *, repeats: int, axis: int) -> Array:
 def _pad(
     xp: Any, x: Array, *, widths: Sequence[Any], mode: str, values: Sequence[Any] = ()
 ) -> Array:
+    if not widths:  # without axes, of which numpy takes no widths
+        return x.copy()
     more: dict[str, Any] = {"constant_values": values} if values else {}
     return xp.pad(x, widths, mode=mode, **more)
 
@@ -490,16 +501,23 @@ def _in_bounds(xp: Any, ids: Array, extent: int) -> Array:
     return xp.where(wide < 0, wide + extent, wide)
 
 
+def _contiguous(xp: Any, array: Array) -> Array:
+    """The same in C order; numpy's own function gives an array without axes one."""
+    return xp.ascontiguousarray(array).reshape(array.shape)
+
+
 def _slice_items(xp: Any, x: Array, *, items: Sequence[Any]) -> Array:
     index = tuple(slice(*item) for item in items)
-    return xp.ascontiguousarray(x[index])
+    return _contiguous(xp, x[(*index, ...)])
 
 
 def _matmul(xp: Any, x: Array, y: Array) -> Array:
     return xp.matmul(x, y)
 
 
-def _einsum(xp: Any, *operands: Array, subscripts: str) -> Array:
+def _einsum(xp: Any, *operands: Array, subscripts: str, wide: str) -> Array:
+    if wide:
+        operands = tuple(operand.astype(wide) for operand in operands)
     # Of more than two, the order matters; of two there is but one.
     return xp.einsum(subscripts, *operands, optimize=True)
 
@@ -512,7 +530,7 @@ def _arg(name: str) -> Local:
 
 
 def _transpose(xp: Any, x: Array, *, axes: Sequence[int]) -> Array:
-    return xp.ascontiguousarray(xp.transpose(x, tuple(axes)))
+    return _contiguous(xp, xp.transpose(x, tuple(axes)))
 
 
 def _reshape(xp: Any, x: Array, *, shape: Sequence[int]) -> Array:

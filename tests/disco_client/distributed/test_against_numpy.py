@@ -254,3 +254,95 @@ def test_refusals_are_caught_as_either(session):
     for error in (TypeError, ValueError, ConfigError, DtypeError):
         with pytest.raises(error):
             np.negative(x)
+
+
+def test_a_tensor_without_axes_keeps_none(session):
+    """Also after functions for which numpy would give it one, or takes no widths."""
+    array = np.array(3.0)
+    x = lay(session, array)
+    for function in (
+        np.transpose,
+        lambda v: v[...],
+        lambda v: v[()],
+        lambda v: np.pad(v, 2),
+        np.squeeze,
+        lambda v: np.round(v, 1),
+    ):
+        got = function(x)
+        assert got.shard(0).shape == ()
+        same(np.transpose(got), function(array))
+    for width in (-1, [[1, -1]]):
+        with pytest.raises(ConfigError, match="expected widths from 0"):
+            np.pad(lay(session, np.arange(2.0)), width)
+    with pytest.raises(ConfigError, match="expected widths from 0"):
+        np.pad(x, -1)
+    with pytest.raises(DtypeError, match="widths as integers"):
+        np.pad(lay(session, np.arange(2.0)), 1.5)
+
+
+MOVED = (
+    np.array(["2026-01-01", "1969-05-03", "2000-02-29", "NaT", "1999-01-01"], "M8[D]"),
+    np.array([5, -3, 0, 9, 7], "m8[ms]"),
+    np.array([1, -3, 7, -8, 0]).astype(ml_dtypes.int4),
+    np.array([1, 3, 15, 8, 0]).astype(ml_dtypes.uint4),
+    np.array([1, -3, 0.5, 448, 0]).astype(ml_dtypes.float8_e4m3fn),
+    np.array(["a", "bc", "", "def", "é"]),
+)
+
+
+@pytest.mark.parametrize("array", MOVED, ids=lambda array: array.dtype.name)
+def test_what_collectives_cannot_add_up_is_moved(session, array):
+    """Datetimes, numbers of 4 and 8 bits, text: where parts would be combined, all are moved."""
+    for before, after in (("S[0]", "R"), ("R", "S[0]"), ("S[0]", "S[1]"), ("S[1]", "S[0]")):
+        table = np.stack([array, array[::-1]], 1)
+        moved = lay(session, table, before).redistribute(after)
+        assert moved.shard(0).dtype == array.dtype
+        same(moved, table)
+    x = lay(session, array, "S[0]")
+    same(x[::-2], array[::-2])
+    same(x.take([4, 0, -1]), array.take([4, 0, -1]))
+    if array.dtype.kind != "U":
+        same(x.max(), array.max())
+        same(x.argmin(), array.argmin())
+    with pytest.raises(DtypeError, match=r"cannot be combined between workers: it has no P\[sum\]"):
+        x.redistribute("P")
+    other = disco_client.distributed.DeviceMesh((2,), [2, 0])
+    same(x.redistribute(other, "R"), array)
+
+
+def test_what_has_many_bytes_is_moved_without_being_known(session):
+    """Beside the log, by broadcasts to the workers that have copies."""
+    days = np.arange(20_000).astype("M8[s]")
+    for placement in ("R", "S[0]"):
+        same(lay(session, days, placement).redistribute("R") + np.timedelta64(1, "s"), days + 1)
+
+
+def test_limits_beyond_a_dtype_are_none(session):
+    """As numpy takes Python's integers: nothing is below 0 there."""
+    array = np.array([0, 5, 255], "uint8")
+    for limits in ((-1, 7), (3, 256), (-1, 1000), (None, 300), (-5, None)):
+        same(lay(session, array, "S[0]").clip(*limits), np.clip(array, *limits))
+
+
+def test_products_of_halves_are_added_up_in_single_precision(session):
+    """Of bfloat16, for which numpy has einsum for some shapes only; rounded once."""
+    for extent in (1, 5):
+        array = np.full((extent, 3), 1.5).astype(ml_dtypes.bfloat16)
+        want = (array.astype("float32").T @ array.astype("float32")).astype(array.dtype)
+        x = lay(session, array, "S[0]")
+        same(np.einsum("ij,ik->jk", x, x), want)
+        same(np.tensordot(x, x, [[0], [0]]), want)
+    small = np.array([[1, 2]]).astype(ml_dtypes.int4)
+    same(np.einsum("ij->j", lay(session, small)), small[0])
+    with pytest.raises(DtypeError):
+        np.einsum("i->", lay(session, np.array([1], "M8[s]")))
+
+
+def test_the_average_of_nothing_is_refused_where_there_is_no_nan(session):
+    """Of 4 bits, as numpy does it; elsewhere it is NaN."""
+    for dtype in (ml_dtypes.int4, ml_dtypes.uint4):
+        x = lay(session, np.zeros(0, dtype))
+        for average in (np.mean, np.var, np.std):
+            with pytest.raises(ValueError, match="no average of no elements"):
+                average(x)
+    assert np.isnan(lay(session, np.zeros(0, "int8")).mean().item())
