@@ -107,7 +107,7 @@ class DtypeError(ConfigError, TypeError):
 
 
 class OutOfBounds(ConfigError, IndexError):
-    """A position is beyond an axis of a distributed tensor.
+    """A position is beyond an axis of a distributed tensor, or there is no such axis.
 
     Where positions lie on the workers, it is a `RemoteException` of their IndexError instead.
 

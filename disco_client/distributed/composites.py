@@ -15,6 +15,7 @@ from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import (
     LOCAL_AXIS,
     Pattern,
+    as_index,
     choose,
     normal_axes,
     normal_axis,
@@ -292,10 +293,10 @@ def _split(
 
 def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]]:
     """First and last of each section, by their number or by where the later ones begin."""
-    if not hasattr(sections, "__index__"):
-        at = [0, *(each.__index__() for each in several(sections)), extent]
+    count = as_index(sections)
+    if count is None:
+        at = [0, *map(operator.index, several(sections)), extent]
         return list(pairwise(at))
-    count = sections.__index__()
     if count < 1:
         raise ConfigError(f"expected a number of sections from 1, got {count}")
     each, more = divmod(extent, count)
@@ -314,7 +315,7 @@ def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
     dots = [place for place, item in enumerate(given) if item is Ellipsis]
     real = sum(item is not None and item is not Ellipsis for item in given)
     if real > x.ndim or len(dots) > 1:
-        raise ConfigError(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
+        raise OutOfBounds(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
     at = dots[0] if dots else len(given)
     given[at : at + 1] = [slice(None)] * (x.ndim - real)
     slices: list[tuple[int | None, ...]] = []
@@ -342,12 +343,13 @@ def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]
             return (0, 0, 1), 0
         behind = None if taken.stop < 0 else taken.stop
         return (taken.start, behind, taken.step), len(taken)
-    if isinstance(item, (bool, np.bool_, np.ndarray, DTensor)) or not hasattr(item, "__index__"):
+    is_mask = isinstance(item, (bool, np.bool_, np.ndarray, DTensor))
+    index = None if is_mask else as_index(item)
+    if index is None:
         raise ConfigError(
             f"expected numbers, slices, ... and None, got {item!r}; numpy.take(x, positions, axis)"
             " gathers by positions, and numpy.where(condition, x, y) chooses by a condition"
         )
-    index = item.__index__()
     if not -extent <= index < extent:
         raise OutOfBounds(f"index {index} is out of bounds for an axis of {extent}")
     index %= extent

@@ -257,7 +257,8 @@ class Engine(Computing, Renewable):
             _Number(type(each), each) if isinstance(each, _NUMBERS) else each.info for each in ready
         )
         known = tuple((key, frozen(value)) for key, value in options.items())
-        found = self._look_up(name, rule_for(name), seen, known)
+        kinds = tuple(_kinds(value) for _, value in known)
+        found = self._look_up(name, rule_for(name), seen, known, kinds)
         refs: list[Any] = []
         brought: dict[str, Origin] = {}
         at = 0  # among those that are no numbers
@@ -289,8 +290,10 @@ class Engine(Computing, Renewable):
         rule: Rule,
         seen: Sequence[DTensorStructInfo | _Number],
         options: Sequence[tuple[str, Any]],
+        kinds: object,
     ) -> _Call:
         """Compiles a call, and sends the workers what they will need for it."""
+        del kinds  # it only distinguishes calls
         infos = tuple(each for each in seen if isinstance(each, DTensorStructInfo))
         mesh = _one_mesh(name, seen, self.executor.nodes)
         _refuse_overlaps(name, infos)
@@ -398,6 +401,15 @@ def frozen(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and not isinstance(value, Shape):
         return tuple(map(frozen, cast("Sequence[Any]", value)))
     return value
+
+
+def _kinds(value: Any) -> object:
+    """What distinguishes options that are equal: an axis 1 is one, and 1.0 and True are none."""
+    if isinstance(value, tuple):
+        return tuple(map(_kinds, cast("tuple[Any, ...]", value)))
+    if isinstance(value, float):
+        return float, math.copysign(1, value)
+    return cast("object", type(value))
 
 
 def _put(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -11,7 +12,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.ops import normal_axes, normal_axis, numpy_dtype
+from disco_client.distributed.ops import as_index, normal_axes, normal_axis, numpy_dtype
 from disco_client.errors import ConfigError, DtypeError
 
 __all__ = ["FUNCTIONS", "unsaid"]
@@ -228,8 +229,8 @@ def _norm(
 
 def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
     one, other = np.ndim(a), np.ndim(b)
-    if hasattr(axes, "__index__"):
-        count = axes.__index__()
+    count = as_index(axes)
+    if count is not None:
         pairs = [(one - count + number, number) for number in range(count)]
     else:
         ours, theirs = map(several, axes)
@@ -249,7 +250,7 @@ def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
 
 
 def _tile(engine: Computing, A: Any, reps: Any) -> DTensor:  # noqa: N803  (numpy's name)
-    counts = tuple(each.__index__() for each in several(reps))
+    counts = tuple(map(operator.index, several(reps)))
     if any(count < 0 for count in counts):
         raise ConfigError(f"tile: expected counts from 0, got {counts}")
     shape = tuple(A.shape)

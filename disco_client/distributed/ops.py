@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from disco_client.distributed.placement import (
     combines,
 )
 from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
-from disco_client.errors import ConfigError, DtypeError
+from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import coordinate_of
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension
@@ -37,6 +38,7 @@ __all__ = [
     "Pattern",
     "Rule",
     "Tables",
+    "as_index",
     "call_checked",
     "choose",
     "exact",
@@ -586,17 +588,26 @@ def _refuse(subscripts: str, why: str) -> NoReturn:
 _COMBINES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "max", "all": "min"}
 
 
+def as_index(value: object) -> int | None:
+    """An integer of any kind as Python's; None where it is none, or several."""
+    try:
+        return operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        return None
+
+
 def normal_axis(axis: SupportsIndex, ndim: int) -> int:
     """An axis counted from the front.
 
     Raises:
-        ConfigError: There is no such axis.
+        DtypeError: It is no integer.
+        OutOfBounds: There is no such axis.
     """
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise ConfigError(f"expected an axis by its number, got {axis!r}")
-    number = axis.__index__()
+    number = None if isinstance(axis, bool) else as_index(axis)
+    if number is None:
+        raise DtypeError(f"expected an axis by its number, got {axis!r}")
     if not -ndim <= number < ndim:
-        raise ConfigError(f"a tensor of {ndim} axes has no axis {number}")
+        raise OutOfBounds(f"a tensor of {ndim} axes has no axis {number}")
     return number % ndim
 
 
@@ -608,7 +619,8 @@ def normal_axes(axis: SupportsIndex | Iterable[SupportsIndex] | None, ndim: int)
     """
     if axis is None:
         return tuple(range(ndim))
-    given = axis if isinstance(axis, Iterable) else (axis,)
+    one = as_index(axis)  # an array without axes is one, and claims to be iterable
+    given = axis if one is None and isinstance(axis, Iterable) else (cast("SupportsIndex", axis),)
     found = tuple(normal_axis(each, ndim) for each in given)
     if len(set(found)) != len(found):
         raise ConfigError(f"an axis is named twice in {found}")
@@ -772,7 +784,7 @@ def _transpose(x: TensorStructInfo, *, axes: Any = None) -> Local:
 
 @register_rule("reshape")
 def _reshape(x: TensorStructInfo, *, shape: Sequence[SupportsIndex]) -> Local:
-    before, after = tuple(x.shape), _filled(tuple(x.shape), [each.__index__() for each in shape])
+    before, after = tuple(x.shape), _filled(tuple(x.shape), list(map(operator.index, shape)))
     inputs, output = [LOCAL_AXIS] * len(before), [LOCAL_AXIS] * len(after)
     even: list[tuple[str, int]] = []
     for number, (ours, theirs) in enumerate(_groups(before, after)):
@@ -886,7 +898,7 @@ def _tile(x: TensorStructInfo, *, reps: Sequence[int]) -> Local:
 @register_rule("repeat")
 def _repeat(x: TensorStructInfo, *, repeats: SupportsIndex, axis: SupportsIndex) -> Local:
     """Each element several times; a part stays one where the mesh divides the axis."""
-    place, count = normal_axis(axis, x.ndim), repeats.__index__()
+    place, count = normal_axis(axis, x.ndim), operator.index(repeats)
     if count < 0:
         raise ConfigError(f"repeat: expected a count from 0, got {count}")
     letters, extent = _letters(x.ndim), x.shape[place]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from disco_client import ConfigError, DiscoError, ProcessSession, RemoteError, ThreadedSession
 from disco_client.distributed import DeviceMesh, DTensor
-from disco_client.errors import CollectiveAborted, CollectiveMismatch
 from disco_client.wire.elementwise import ELEMENTWISE
 
 pytestmark = [
@@ -57,8 +56,8 @@ REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "mean", "var", "std")
 REFUSALS = (ConfigError, TypeError, IndexError, ValueError, OverflowError, RemoteError)
 """What may be raised where numpy raises."""
 
-ALONE = (ConfigError, TypeError, CollectiveMismatch, CollectiveAborted)
-"""What may be raised where numpy does not: refused here, or a dtype that no collective moves."""
+ALONE = (ConfigError, TypeError)
+"""What may be raised where numpy does not: a refusal of the client."""
 
 
 @pytest.fixture(scope="module")
@@ -337,8 +336,7 @@ def _where(lab: Lab, x: np.ndarray[Any, Any]) -> tuple[str, Call, Pair | None]:
 
 def _cast(lab: Lab, x: np.ndarray[Any, Any]) -> tuple[str, Call, Pair | None]:
     dtype = lab.draw(st.sampled_from(DTYPES))
-    exact = x.dtype.kind in "biu" or bool(np.isfinite(x.astype("complex128")).all())
-    assume(exact)  # what NaN is as an integer differs from machine to machine
+    assume(finite(x))  # what NaN is as an integer differs from machine to machine
     return f"astype {dtype}", lambda v, _w: v.astype(dtype), None
 
 
@@ -508,6 +506,8 @@ def rough(label: str, pair: Pair, second: Pair, want: np.ndarray[Any, Any]) -> b
     """Whether values are not compared: numpy adds up in fewer bits, or they left the range."""
     name, _, _ = label.partition(" ")
     dtypes = {pair.host.dtype, np.asarray(second.host).dtype if second.host is not None else None}
+    if scaled_parts(pair, second) and not finite(want):
+        return True
     if dtypes & {*TINY} and name in (*REDUCTIONS, "cumsum", "matmul", "@", "einsum"):
         return True
     if want.dtype.kind in "fc" or want.dtype in (BFLOAT16, TINY[2]):
@@ -515,6 +515,21 @@ def rough(label: str, pair: Pair, second: Pair, want: np.ndarray[Any, Any]) -> b
         sizes = np.abs(want.astype(np.complex128))
         return bool((sizes[np.isfinite(sizes)] > large).any())
     return False
+
+
+def scaled_parts(pair: Pair, second: Pair) -> bool:
+    """Whether partial sums meet an array, not a number: these stay partial, and 0 times inf is NaN.
+
+    docs/dtensor.md says so.
+    """
+    held = [each.ours for each in (pair, second) if isinstance(each.ours, DTensor)]
+    partial = any(spec.is_partial for tensor in held for spec in tensor.placement.dim_specs)
+    return partial and isinstance(second.host, (np.ndarray, list))
+
+
+def finite(array: np.ndarray[Any, Any]) -> bool:
+    """Whether all of it is finite."""
+    return array.dtype.kind in "biumM" or bool(np.isfinite(array.astype("complex128")).all())
 
 
 # The tests ---------------------------------------------------------------------------------

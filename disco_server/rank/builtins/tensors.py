@@ -329,11 +329,18 @@ def _reduction(name: str) -> Local:
             return (
                 out if keepdims else out.reshape([n for a, n in enumerate(shape) if a not in axes])
             )
-        # Timedeltas are added up as what they are; numpy takes no unit there.
-        extra = {"dtype": kind} if name in ("sum", "prod") and kind.kind != "m" else {}
+        extra = _summed_as(kind) if name in ("sum", "prod") else {}
         return xp.asarray(getattr(xp, name)(x, axis=axes, keepdims=keepdims, **extra))
 
     return reduce
+
+
+def _summed_as(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The option that has numpy add up in a dtype; none for timedeltas, which stay what they are.
+
+    numpy takes no unit there.
+    """
+    return {} if dtype.kind == "m" else {"dtype": dtype}
 
 
 def neutral(name: str, dtype: np.dtype[Any]) -> Any:
@@ -442,14 +449,14 @@ def _zeros_like(xp: Any, x: Array, *, dtype: str) -> Array:
 
 
 def _cumsum_totals(xp: Any, x: Array, *, axis: int) -> Array:
-    return xp.sum(x, axis=axis, keepdims=True, dtype=x.dtype)
+    return xp.sum(x, axis=axis, keepdims=True, **_summed_as(x.dtype))
 
 
 def _cumsum_parts(xp: Any, x: Array, *totals: Array, axis: int, before: int = 0) -> Array:
     out = xp.cumsum(x, axis=axis, dtype=x.dtype)
     if before:
         earlier = totals[0][(slice(None),) * axis + (slice(0, before),)]
-        out += xp.sum(earlier, axis=axis, keepdims=True, dtype=x.dtype)
+        out += xp.sum(earlier, axis=axis, keepdims=True, **_summed_as(x.dtype))
     return out
 
 

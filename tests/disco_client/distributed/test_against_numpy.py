@@ -222,7 +222,9 @@ def test_averages_of_what_has_none_are_type_errors(session):
         with pytest.raises(DtypeError):
             call(y)
     same(y.mean(), gaps.mean())
-    same(y.cumsum(), gaps.cumsum())
+    for placement in ("R", "S[0]"):
+        same(lay(session, gaps, placement).cumsum(), gaps.cumsum())
+        same(lay(session, gaps, placement).sum(), gaps.sum())
 
 
 def test_parts_of_small_integers_are_combined_in_the_dtype_that_is_said(session):
@@ -346,3 +348,79 @@ def test_the_average_of_nothing_is_refused_where_there_is_no_nan(session):
             with pytest.raises(ValueError, match="no average of no elements"):
                 average(x)
     assert np.isnan(lay(session, np.zeros(0, "int8")).mean().item())
+
+
+def test_axes_and_extents_are_integers_of_any_kind(session):
+    """Numbers of numpy, arrays of them, and arrays without axes; others are type errors."""
+    array = np.arange(12.0).reshape(4, 3)
+    x = lay(session, array, "S[0]")
+    calls = {
+        "sum": lambda v: np.sum(v, axis=np.array(0)),
+        "sums": lambda v: np.max(v, axis=(np.int8(-1), 0)),
+        "reshape": lambda v: np.reshape(v, np.array([2, 6])),
+        "tile": lambda v: np.tile(v, np.array(2)),
+        "tiles": lambda v: np.tile(v, np.array([2, 1])),
+        "split": lambda v: np.split(v, np.array([1, 3]))[1],
+        "sections": lambda v: np.split(v, np.array(2))[1],
+        "tensordot": lambda v: np.tensordot(v, v, np.array([[1], [1]])),
+        "expand_dims": lambda v: np.expand_dims(v, np.array(0)),
+        "swapaxes": lambda v: np.swapaxes(v, np.uint8(0), np.int64(-1)),
+        "item": lambda v: v[np.uint64(1), np.int8(-1)],
+    }
+    for call in calls.values():
+        same(call(x), call(array))
+    wrong = {
+        "sum": lambda v: np.sum(v, axis=1.0),
+        "mean": lambda v: np.mean(v, axis="0"),
+        "reshape": lambda v: np.reshape(v, (2.0, 6)),
+        "tile": lambda v: np.tile(v, 2.0),
+        "split": lambda v: np.split(v, [1.5]),
+        "transpose": lambda v: np.transpose(v, (0.0, 1)),
+    }
+    for call in wrong.values():
+        for given in (array, x):
+            with pytest.raises(TypeError):
+                call(given)
+
+
+def test_an_axis_that_there_is_not_is_what_numpy_says(session):
+    """A ValueError and an IndexError, both of them, as numpy's own; and too many indices."""
+    array = np.arange(12.0).reshape(4, 3)
+    calls = {
+        "sum": lambda v: np.sum(v, axis=2),
+        "sums": lambda v: np.sum(v, axis=(0, -3)),
+        "argmax": lambda v: np.argmax(v, axis=-3),
+        "cumsum": lambda v: np.cumsum(v, axis=2),
+        "take": lambda v: np.take(v, [0], axis=2),
+        "concatenate": lambda v: np.concatenate([v, v], axis=2),
+        "swapaxes": lambda v: np.swapaxes(v, 0, 2),
+        "expand_dims": lambda v: np.expand_dims(v, 4),
+        "items": lambda v: v[0, 0, 0],
+        "dots": lambda v: v[..., ...],
+        "item": lambda v: v[4],
+    }
+    for given in (array, lay(session, array, "S[0]")):
+        for call in calls.values():
+            with pytest.raises(IndexError):
+                call(given)
+    for call in calls.values():
+        with pytest.raises(ConfigError):
+            call(lay(session, array))
+
+
+def test_options_that_are_equal_are_not_taken_for_each_other(session):
+    """A call may be like an earlier one but for 1.0 or True instead of 1, or the sign of a 0."""
+    array = np.arange(4.0).reshape(2, 2)
+    x = lay(session, array)
+    same(np.sum(x, axis=1), array.sum(1))
+    same(np.reshape(x, (4, 1)), array.reshape(4, 1))
+    for wrong in (
+        lambda v: np.sum(v, axis=1.0),
+        lambda v: np.sum(v, axis=True),
+        lambda v: np.reshape(v, (4, 1.0)),
+    ):
+        with pytest.raises(TypeError):
+            wrong(x)
+    for zero in (0.0, -0.0):
+        padded = np.pad(x, 1, constant_values=zero).numpy()
+        assert np.signbit(padded[0, 0]) == np.signbit(zero)
