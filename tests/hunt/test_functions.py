@@ -26,8 +26,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning"),
 ]
+EXAMPLES = 2 * settings.default.max_examples
+"""Of each test; they take milliseconds."""
+
 search = settings(
     deadline=None,
+    max_examples=EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
@@ -574,7 +578,7 @@ def test_programs_are_numpys(session: Any, data: Any) -> None:
     follow(lab_of(session, data), 4)
 
 
-@settings(search, max_examples=settings.default.max_examples // 4 + 1)
+@settings(search, max_examples=EXAMPLES // 4)
 @given(data=st.data())
 def test_programs_on_processes_are_numpys(processes: Any, data: Any) -> None:
     """The same where values travel, and collectives go through MPI."""
