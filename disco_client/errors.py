@@ -23,6 +23,7 @@ __all__ = [
     "ControllerLost",
     "DiscoError",
     "DiscoTimeout",
+    "DtypeError",
     "EncodingError",
     "ExtraMissing",
     "ForeignReference",
@@ -33,6 +34,7 @@ __all__ = [
     "NoSuchSession",
     "NodeLost",
     "NotAllowed",
+    "OutOfBounds",
     "PoisonCommand",
     "QuotaExceeded",
     "Recovery",
@@ -89,6 +91,31 @@ class ConfigError(DiscoError, ValueError):
         Traceback (most recent call last):
             ...
         disco_client.errors.ConfigError: ...
+    """
+
+
+class DtypeError(ConfigError, TypeError):
+    """A function does not take operands of these dtypes; numpy raises a TypeError there.
+
+    Examples:
+        >>> days = session.distribute(np.array(["2026-01-01", "2026-01-03"], "datetime64[D]"))
+        >>> days.var()
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.DtypeError: ...
+    """
+
+
+class OutOfBounds(ConfigError, IndexError):
+    """A position is beyond an axis of a distributed tensor, or there is no such axis.
+
+    Where positions lie on the workers, it is a `RemoteException` of their IndexError instead.
+
+    Examples:
+        >>> session.distribute(np.ones((4, 2)), placement="S[0]").take([0, 4], axis=0)
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.OutOfBounds: ...
     """
 
 

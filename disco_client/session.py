@@ -1081,8 +1081,8 @@ class Session:
             src: An array of the same size and dtype on every worker.
             dst: An array of that size and dtype; may be ``src``; None makes one of the
                 shape of ``src``.
-            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. Integers
-                wrap; ``avg`` of integers truncates toward zero.
+            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``. Sums and
+                products of integers wrap; their average does not, and is cut toward zero.
             in_group: Whether the reduction stays inside each group.
             tag: The call's name, such as that of the tensor. Workers whose calls have another
                 one, or none, do not begin; the error says the tags of all.

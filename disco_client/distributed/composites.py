@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.ops import LOCAL_AXIS, Pattern, choose, normal_axes, normal_axis
+from disco_client.distributed.ops import (
+    LOCAL_AXIS,
+    Pattern,
+    as_index,
+    choose,
+    normal_axes,
+    normal_axis,
+    numpy_dtype,
+)
 from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.values import dtype_from_name
 
 __all__ = ["COMPOSITES", "Composite", "norm"]
@@ -71,10 +81,30 @@ def _summable(steps: _Steps, x: DTensor) -> DTensor:
     return x
 
 
+def _check_count(name: str, x: DTensor, count: float) -> None:
+    """Refuses the average of nothing where the dtype has no NaN for it, as numpy does.
+
+    Raises:
+        ConfigError: There is nothing to be averaged.
+    """
+    if count <= 0 and x.dtype.name in ("int4", "uint4"):
+        raise ConfigError(f"numpy.{name}: {x.dtype} has no average of no elements")
+
+
 def _as_before(steps: _Steps, x: DTensor, out: DTensor) -> DTensor:
     """Of halves the result is a half, too."""
     is_half = _wide(x).itemsize > x.dtype.itemsize and x.dtype.kind not in "biu"
     return steps.call("cast", out, dtype=x.dtype) if is_half else out
+
+
+@cache
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    """Makes sure that one of numpy's functions takes a dtype.
+
+    Raises:
+        DtypeError: It does not.
+    """
+    numpy_dtype(f"numpy.{name}", lambda: getattr(np, name)(np.zeros(1, dtype)))
 
 
 def _count(x: DTensor, axis: Any) -> int:
@@ -82,8 +112,12 @@ def _count(x: DTensor, axis: Any) -> int:
 
 
 def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = False) -> DTensor:
+    _check_dtype("mean", x.dtype)
+    _check_count("mean", x, _count(x, axis))
     steps = _Steps(engine)
-    total = steps.call("sum", x, axis=axis, keepdims=keepdims, dtype=_wide(x))
+    # Timedeltas have a mean as they are, which no other dtype would add up.
+    wide = None if x.dtype.kind == "m" else _wide(x)
+    total = steps.call("sum", x, axis=axis, keepdims=keepdims, dtype=wide)
     _as_before(steps, x, steps.call("true_divide", total, float(_count(x, axis))))
     return steps.result("mean")
 
@@ -91,6 +125,8 @@ def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = F
 def _var(
     engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DTensor:
+    _check_dtype("var", x.dtype)
+    _check_count("var", x, _count(x, axis) - ddof)
     steps = _Steps(engine)
     _as_before(steps, x, _variance(steps, x, axis, ddof, keepdims=keepdims))
     return steps.result("var")
@@ -99,6 +135,8 @@ def _var(
 def _std(
     engine: Computing, x: DTensor, *, axis: Any = None, ddof: float = 0, keepdims: bool = False
 ) -> DTensor:
+    _check_dtype("std", x.dtype)
+    _check_count("std", x, _count(x, axis) - ddof)
     steps = _Steps(engine)
     variance = _variance(steps, x, axis, ddof, keepdims=keepdims)
     _as_before(steps, x, steps.call("sqrt", variance))
@@ -206,7 +244,8 @@ def _cumsum(
     if axis is None:
         x, axis = steps.call("reshape", x, shape=(-1,)), 0
     place = normal_axis(axis, x.ndim)
-    wanted = dtype_from_name(dtype) if dtype else np.cumsum(np.empty(0, x.dtype)).dtype
+    wanted = None if dtype is None else dtype_from_name(dtype)
+    wanted = numpy_dtype("numpy.cumsum", lambda: np.cumsum(np.zeros(1, x.dtype), dtype=wanted))
     if x.dtype != wanted:
         x = steps.call("cast", x, dtype=wanted)
     x = _summable(steps, x)
@@ -254,10 +293,10 @@ def _split(
 
 def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]]:
     """First and last of each section, by their number or by where the later ones begin."""
-    if not hasattr(sections, "__index__"):
-        at = [0, *(each.__index__() for each in several(sections)), extent]
+    count = as_index(sections)
+    if count is None:
+        at = [0, *map(operator.index, several(sections)), extent]
         return list(pairwise(at))
-    count = sections.__index__()
     if count < 1:
         raise ConfigError(f"expected a number of sections from 1, got {count}")
     each, more = divmod(extent, count)
@@ -276,7 +315,7 @@ def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
     dots = [place for place, item in enumerate(given) if item is Ellipsis]
     real = sum(item is not None and item is not Ellipsis for item in given)
     if real > x.ndim or len(dots) > 1:
-        raise ConfigError(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
+        raise OutOfBounds(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
     at = dots[0] if dots else len(given)
     given[at : at + 1] = [slice(None)] * (x.ndim - real)
     slices: list[tuple[int | None, ...]] = []
@@ -299,18 +338,20 @@ def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
 def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]:
     """One axis: what to take, and the extent that stays; None where the axis goes."""
     if isinstance(item, slice):
-        start, stop, step = item.indices(extent)
-        behind = None if stop < 0 else stop
-        return (start, behind, step), len(range(start, stop, step))
-    if isinstance(item, (bool, np.bool_, np.ndarray, DTensor)) or not hasattr(item, "__index__"):
+        taken = range(*item.indices(extent))
+        if not taken:  # of a negative step, it may begin before the axis, which is the last again
+            return (0, 0, 1), 0
+        behind = None if taken.stop < 0 else taken.stop
+        return (taken.start, behind, taken.step), len(taken)
+    is_mask = isinstance(item, (bool, np.bool_, np.ndarray, DTensor))
+    index = None if is_mask else as_index(item)
+    if index is None:
         raise ConfigError(
             f"expected numbers, slices, ... and None, got {item!r}; numpy.take(x, positions, axis)"
             " gathers by positions, and numpy.where(condition, x, y) chooses by a condition"
         )
-    index = item.__index__()
     if not -extent <= index < extent:
-        msg = f"index {index} is out of bounds for an axis of {extent}"
-        raise IndexError(msg)
+        raise OutOfBounds(f"index {index} is out of bounds for an axis of {extent}")
     index %= extent
     return (index, index + 1, 1), None
 
@@ -318,10 +359,77 @@ def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]
 def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
     steps = _Steps(engine)
     out = x
+    if isinstance(x, DTensor) and x.dtype.kind in "iu":
+        # As numpy does it: what a dtype cannot be beyond is no limit, where Python has it.
+        info = np.iinfo(x.dtype)
+        low = None if type(low) is int and low <= info.min else low
+        high = None if type(high) is int and high >= info.max else high
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
             out = steps.call(name, out, limit)
     return x if out is x else steps.result("clip")
+
+
+# Positions. Those that are known here are checked here; on the workers, which check them again,
+# one that is out of bounds would fail after the call has returned.
+
+
+def _take(engine: Computing, x: Any, ids: Any, *, axis: SupportsIndex = 0) -> DTensor:
+    if not isinstance(ids, DTensor):
+        place = normal_axis(axis, np.ndim(x))
+        ids = _positions("take", ids, np.shape(x)[place])
+    return engine.call_rule("take", x, ids, axis=axis)
+
+
+def _positions(name: str, given: Any, extent: int) -> np.ndarray[Any, Any]:
+    """Positions along an axis, counted from the front.
+
+    Raises:
+        DtypeError: They are no integers.
+        OutOfBounds: One is beyond the axis.
+    """
+    found = np.asarray(given)
+    if not found.size and isinstance(given, (list, tuple)):
+        found = found.astype(np.int64)  # as numpy does with []
+    if found.dtype.kind not in "iu":
+        raise DtypeError(f"{name} needs positions of an integer dtype, got {found.dtype}")
+    beyond = found[(found < -extent) | (found >= extent)]
+    if beyond.size:
+        raise OutOfBounds(f"{name}: position {beyond[0]} is out of bounds for an axis of {extent}")
+    found = found.astype(np.int64)
+    return np.where(found < 0, found + extent, found)
+
+
+def _update(
+    engine: Computing, x: Any, values: Any, start: Any, *, axis: SupportsIndex = 0
+) -> DTensor:
+    if not isinstance(start, DTensor):
+        start = _start(start, np.shape(x), np.shape(values), normal_axis(axis, np.ndim(x)))
+    return engine.call_rule("update", x, values, start, axis=axis)
+
+
+def _start(start: Any, whole: Sequence[int], given: Sequence[int], axis: int) -> int:
+    """Where an update begins, counted from the front.
+
+    Raises:
+        DtypeError: The start is no integer.
+        OutOfBounds: What is given does not fit there.
+    """
+    try:
+        first = operator.index(start)
+    except TypeError:
+        first = None
+    if first is None or isinstance(start, bool):
+        raise DtypeError(f"update: expected an integer without axes as the start, got {start!r}")
+    extent = whole[axis]
+    at = first + extent if first < 0 else first
+    fits = len(given) == len(whole) and given[axis] <= extent  # what does not, the rule refuses
+    if fits and not 0 <= at <= extent - given[axis]:
+        raise OutOfBounds(
+            f"update: {given[axis]} elements from {first} on are out of bounds for an axis of"
+            f" {extent}"
+        )
+    return at
 
 
 Composite = Callable[..., Any]
@@ -335,5 +443,7 @@ COMPOSITES: dict[str, Composite] = {
     "split": _split,
     "getitem": _getitem,
     "clip": _clip,
+    "take": _take,
+    "update": _update,
 }
 """By the names of functions of distributed tensors; ``variance`` is what TVM calls ``var``."""

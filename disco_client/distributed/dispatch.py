@@ -49,6 +49,8 @@ __all__ = ["Engine", "check_mesh", "make_mesh"]
 
 
 _NUMBERS = (bool, int, float)
+_ARRAYS = (np.ndarray, np.generic, list, tuple)
+"""What stands for an array of the host, as numpy takes it."""
 _KEPT = 4096
 """For how many kinds of calls the compiled form is kept."""
 
@@ -230,7 +232,7 @@ class Engine(Computing, Renewable):
 
     def takes(self, operand: object) -> bool:
         """Whether something can be computed with."""
-        return isinstance(operand, (DTensor, np.ndarray, np.generic, complex, *_NUMBERS))
+        return isinstance(operand, (DTensor, *_ARRAYS, complex, *_NUMBERS))
 
     def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Computes a function of distributed tensors, arrays and numbers; returns at once.
@@ -246,13 +248,18 @@ class Engine(Computing, Renewable):
         composite = COMPOSITES.get(name)
         if composite is not None:
             return call_checked(name, composite, self, *operands, **options)
+        return self.call_rule(name, *operands, **options)
+
+    def call_rule(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function by its rule; see :meth:`call`."""
         mesh = next((each.mesh for each in operands if isinstance(each, DTensor)), None)
         ready = [self._ready(operand, operands, mesh) for operand in operands]
         seen = tuple(
             _Number(type(each), each) if isinstance(each, _NUMBERS) else each.info for each in ready
         )
         known = tuple((key, frozen(value)) for key, value in options.items())
-        found = self._look_up(name, rule_for(name), seen, known)
+        kinds = tuple(_kinds(value) for _, value in known)
+        found = self._look_up(name, rule_for(name), seen, known, kinds)
         refs: list[Any] = []
         brought: dict[str, Origin] = {}
         at = 0  # among those that are no numbers
@@ -284,8 +291,10 @@ class Engine(Computing, Renewable):
         rule: Rule,
         seen: Sequence[DTensorStructInfo | _Number],
         options: Sequence[tuple[str, Any]],
+        kinds: object,
     ) -> _Call:
         """Compiles a call, and sends the workers what they will need for it."""
+        del kinds  # it only distinguishes calls
         infos = tuple(each for each in seen if isinstance(each, DTensorStructInfo))
         mesh = _one_mesh(name, seen, self.executor.nodes)
         _refuse_overlaps(name, infos)
@@ -298,7 +307,11 @@ class Engine(Computing, Renewable):
             tables = local.tables([plan.after for plan in choice.plans], result)
         by_worker = {key: self.executor.table(mesh, value) for key, value in tables.items()}
         func = self._core.call_now(
-            "runtime.disco._dt_bind", local.name, dict(local.options), by_worker
+            "runtime.disco._dt_bind",
+            local.name,
+            dict(local.options),
+            by_worker,
+            dtype_name(local.result.dtype),
         )
         moves = tuple(self.executor.prepare(plan) for plan in choice.plans)
         places = [at for at, each in enumerate(seen) if isinstance(each, DTensorStructInfo)]
@@ -316,7 +329,7 @@ class Engine(Computing, Renewable):
             # It cannot travel as a number; its precision is that of the others, as in numpy.
             kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
             operand = np.asarray(operand, np.result_type(*kinds, operand))
-        if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
+        if isinstance(operand, _ARRAYS) and mesh is not None:
             host = plain_array(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
             tensor = TensorStructInfo(host.shape, host.dtype)
@@ -389,6 +402,15 @@ def frozen(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and not isinstance(value, Shape):
         return tuple(map(frozen, cast("Sequence[Any]", value)))
     return value
+
+
+def _kinds(value: Any) -> object:
+    """What distinguishes options that are equal: an axis 1 is one, and 1.0 and True are none."""
+    if isinstance(value, tuple):
+        return tuple(map(_kinds, cast("tuple[Any, ...]", value)))
+    if isinstance(value, float):
+        return float, math.copysign(1, value)
+    return cast("object", type(value))
 
 
 def _put(

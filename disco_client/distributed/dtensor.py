@@ -11,6 +11,7 @@ import numpy as np
 
 from disco_client.core import Distributed, DRef
 from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.ops import as_index
 from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
@@ -32,6 +33,10 @@ class Computing(ABC):
     @abstractmethod
     def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Computes a function of distributed tensors, arrays and numbers; returns at once."""
+
+    @abstractmethod
+    def call_rule(self, name: str, *operands: Any, **options: Any) -> DTensor:
+        """Computes a function by its rule, also where another function of that name uses it."""
 
     @abstractmethod
     def call_ufunc(
@@ -717,7 +722,10 @@ def _deprecated(old: str, new: str) -> None:
 
 def several(value: Any) -> tuple[Any, ...]:
     """One extent or axis, or several, as a tuple."""
-    return tuple(cast("Iterable[Any]", value)) if isinstance(value, Iterable) else (value,)
+    # An array without axes claims to be iterable, too.
+    if as_index(value) is not None or not isinstance(value, Iterable):
+        return (value,)
+    return tuple(cast("Iterable[Any]", value))
 
 
 def _in_one(given: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -11,8 +12,8 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.ops import normal_axes, normal_axis
-from disco_client.errors import ConfigError
+from disco_client.distributed.ops import as_index, normal_axes, normal_axis, numpy_dtype
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
 
 __all__ = ["FUNCTIONS", "unsaid"]
@@ -88,7 +89,8 @@ def _np_clip(
 
 def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -> DTensor:
     _no_out("round", out)
-    if a.dtype.kind in "biu":
+    numpy_dtype("numpy.round", lambda: np.round(np.zeros(1, a.dtype), decimals))
+    if a.dtype.kind in "iu":
         if decimals < 0:
             raise ConfigError("integers are rounded to no fewer than 0 decimals")
         return a
@@ -108,12 +110,9 @@ def _take(
     _no_out("take", out)
     if mode != "raise":
         raise ConfigError(f"numpy.take of distributed tensors has no mode {mode!r}")
-    ids = indices if isinstance(indices, DTensor) else as_host_array(indices)
-    if isinstance(ids, np.ndarray) and not ids.size:
-        ids = ids.astype(np.intp)  # as numpy does with []
     if axis is not None:
-        return engine.call("take", a, ids, axis=axis)
-    return engine.call("take", _flat(engine, a), ids, axis=0)
+        return engine.call("take", a, indices, axis=axis)
+    return engine.call("take", _flat(engine, a), indices, axis=0)
 
 
 def _concatenate(
@@ -231,8 +230,8 @@ def _norm(
 
 def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
     one, other = np.ndim(a), np.ndim(b)
-    if hasattr(axes, "__index__"):
-        count = axes.__index__()
+    count = as_index(axes)
+    if count is not None:
         pairs = [(one - count + number, number) for number in range(count)]
     else:
         ours, theirs = map(several, axes)
@@ -252,7 +251,7 @@ def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
 
 
 def _tile(engine: Computing, A: Any, reps: Any) -> DTensor:  # noqa: N803  (numpy's name)
-    counts = tuple(each.__index__() for each in several(reps))
+    counts = tuple(map(operator.index, several(reps)))
     if any(count < 0 for count in counts):
         raise ConfigError(f"tile: expected counts from 0, got {counts}")
     shape = tuple(A.shape)
@@ -293,7 +292,12 @@ def _pad(
             for axis, each in cast("Mapping[int, Any]", pad_width).items()
         }
         pad_width = [np.broadcast_to(by_axis.get(axis, 0), _PLANE) for axis in range(array.ndim)]
-    widths = _pairs("widths", pad_width, array.ndim)
+    given = np.asarray(pad_width)
+    if given.dtype.kind not in "iu":
+        raise DtypeError(f"pad: expected widths as integers, got {pad_width!r}")
+    if (given < 0).any():
+        raise ConfigError(f"pad: expected widths from 0, got {pad_width!r}")
+    widths = _pairs("widths", given, array.ndim)
     options = {"values": _pairs("values", values, array.ndim)} if mode == "constant" else {}
     return engine.call("pad", array, widths=widths, mode=mode, **options)
 

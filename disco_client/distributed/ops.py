@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +23,13 @@ from disco_client.distributed.placement import (
     Placement,
     PlacementSpec,
     TensorStructInfo,
+    combines,
 )
 from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import coordinate_of
-from disco_client.wire.values import Shape, dtype_from_name, dtype_name
+from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension
 
 __all__ = [
     "LOCAL_AXIS",
@@ -36,12 +38,14 @@ __all__ = [
     "Pattern",
     "Rule",
     "Tables",
+    "as_index",
     "call_checked",
     "choose",
     "exact",
     "letters_of",
     "normal_axes",
     "normal_axis",
+    "numpy_dtype",
     "only_tensors",
     "probe",
     "register_rule",
@@ -165,6 +169,7 @@ def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Operand
         operands: As they are placed.
     """
     mesh = operands[0].device_mesh
+    pattern = _without_sums(pattern, operands)
     ways = itertools.product(tuple(_options(pattern)), repeat=mesh.ndim)
     even = (options for options in ways if _is_even(pattern, mesh.shape, options))
     return min((_choice(operands, options) for options in even), key=_rank)
@@ -178,7 +183,7 @@ def exact(
     Partial integers may go round at the ends of their dtype, and partial truth values
     are true on several workers: in another dtype their sum would be another one. So
     only floating-point numbers may change their dtype before they are combined, and
-    must stay such.
+    must stay such. What collectives do not combine is not combined.
 
     Args:
         pattern: Of a function.
@@ -191,6 +196,18 @@ def exact(
         return dtype == result or not (_is_exact(dtype) or _is_exact(result))
 
     linear = tuple(together for together in pattern.linear if all(map(holds, together)))
+    along = tuple(each for each in pattern.combines if combines(result, each[1]))
+    alike = linear == pattern.linear and along == pattern.combines
+    return pattern if alike else replace(pattern, linear=linear, combines=along)
+
+
+def _without_sums(pattern: Pattern, operands: Sequence[DTensorStructInfo]) -> Pattern:
+    """A pattern without what needs partial sums of dtypes that have none."""
+    linear = tuple(
+        together
+        for together in pattern.linear
+        if all(combines(operands[number].tensor_sinfo.dtype, "sum") for number in together)
+    )
     return pattern if linear == pattern.linear else replace(pattern, linear=linear)
 
 
@@ -374,6 +391,23 @@ def probe(operand: Any) -> Any:
     return np.empty((0,), operand.dtype) if isinstance(operand, TensorStructInfo) else operand
 
 
+def numpy_dtype(name: str, compute: Callable[[], Any]) -> np.dtype[Any]:
+    """The dtype that numpy gives a result; the workers compute with numpy, too.
+
+    Args:
+        name: The function's.
+        compute: Calls it, on operands of these dtypes with hardly an element.
+
+    Raises:
+        DtypeError: It does not take these dtypes.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            return compute().dtype
+    except TypeError as error:
+        raise DtypeError(f"{name}: {error}") from None
+
+
 def _broadcast(name: str, operands: tuple[Any, ...]) -> tuple[int, ...]:
     shapes = [tuple(each.shape) for each in operands if isinstance(each, TensorStructInfo)]
     try:
@@ -410,11 +444,7 @@ def _ufunc(*operands: Any, name: str) -> Local:
     function = getattr(np, name)
     if len(operands) != function.nin:
         raise ConfigError(f"numpy.{name} takes {function.nin} operands, got {len(operands)}")
-    try:
-        with np.errstate(all="ignore"):
-            dtype = function(*(probe(each) for each in operands)).dtype
-    except TypeError as error:
-        raise ConfigError(f"numpy.{name}: {error}") from None
+    dtype = numpy_dtype(f"numpy.{name}", lambda: function(*map(probe, operands)))
     return _elementwise(name, operands, dtype)
 
 
@@ -424,7 +454,7 @@ for _name in ELEMENTWISE:
 
 def _activation(x: TensorStructInfo, *, name: str) -> Local:
     if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
-        raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
+        raise DtypeError(f"{name} needs real floating-point numbers, got {x.dtype}")
     return _elementwise(name, (x,), x.dtype)
 
 
@@ -435,6 +465,8 @@ for _name in _ACTIVATIONS:
 @register_rule("cast")
 def _cast(x: TensorStructInfo, *, dtype: object) -> Local:
     found = dtype_from_name(dtype)
+    if not np.can_cast(x.dtype, found, "unsafe"):
+        raise DtypeError(f"cast: {x.dtype} cannot be converted to {found}")
     return _elementwise("cast", (x,), found, {"dtype": dtype_name(found)})
 
 
@@ -447,7 +479,8 @@ def _zeros_like(x: TensorStructInfo, *, dtype: object = None) -> Local:
 
 @register_rule("where")
 def _where(condition: Any, x: Any, y: Any) -> Local:
-    dtype = cast("Any", np.where(probe(condition), probe(x), probe(y))).dtype
+    choose_from = cast("Callable[..., Any]", np.where)
+    dtype = numpy_dtype("numpy.where", lambda: choose_from(*map(probe, (condition, x, y))))
     return _elementwise("where", (condition, x, y), dtype)
 
 
@@ -483,7 +516,8 @@ def _matmul(x: TensorStructInfo, y: TensorStructInfo) -> Local:
         ((0,), (1,)),
     )
     shape = (*batch, *one[-2:-1], *(other[-1:] if columns else ()))
-    dtype = np.matmul(np.ones((1, 1), x.dtype), np.ones((1, 1), y.dtype)).dtype
+    one_by_one = (np.zeros((1, 1), each.dtype) for each in (x, y))
+    dtype = numpy_dtype("numpy.matmul", lambda: np.matmul(*one_by_one))
     return Local("matmul", pattern, TensorStructInfo(shape, dtype))
 
 
@@ -523,10 +557,25 @@ def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
         tuple((letter, "sum") for letter in extents if letter not in right),
         tuple((number,) for number in range(len(operands))),
     )
-    dtype = np.result_type(*(operand.dtype for operand in operands))
-    whole = [extents[letter] for letter in right]
     full = f"{left}->{right}"
-    return Local("einsum", pattern, TensorStructInfo(whole, dtype), {"subscripts": full})
+    dtype, wide = _einsum_dtypes(full, operands)
+    whole = [extents[letter] for letter in right]
+    options = {"subscripts": full, "wide": wide}
+    return Local("einsum", pattern, TensorStructInfo(whole, dtype), options)
+
+
+def _einsum_dtypes(text: str, operands: Sequence[TensorStructInfo]) -> tuple[np.dtype[Any], str]:
+    """The dtype of the result, and that of the computation; empty where that is numpy's choice.
+
+    For the small dtypes of ``ml_dtypes`` numpy has it only for some shapes.
+    """
+    few = [np.zeros((1,) * operand.ndim, operand.dtype) for operand in operands]
+    if any(is_extension(dtype_name(each.dtype)) for each in few):
+        dtype = numpy_dtype("numpy.einsum", lambda: np.concatenate([each.ravel() for each in few]))
+        if is_extension(dtype_name(dtype)):
+            return dtype, "int64" if dtype.name in ("int4", "uint4") else "float32"
+        return dtype, dtype_name(dtype)
+    return numpy_dtype("numpy.einsum", lambda: np.einsum(text, *few)), ""
 
 
 def _refuse(subscripts: str, why: str) -> NoReturn:
@@ -539,17 +588,26 @@ def _refuse(subscripts: str, why: str) -> NoReturn:
 _COMBINES = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "any": "max", "all": "min"}
 
 
+def as_index(value: object) -> int | None:
+    """An integer of any kind as Python's; None where it is none, or several."""
+    try:
+        return operator.index(cast("SupportsIndex", value))
+    except TypeError:
+        return None
+
+
 def normal_axis(axis: SupportsIndex, ndim: int) -> int:
     """An axis counted from the front.
 
     Raises:
-        ConfigError: There is no such axis.
+        DtypeError: It is no integer.
+        OutOfBounds: There is no such axis.
     """
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise ConfigError(f"expected an axis by its number, got {axis!r}")
-    number = axis.__index__()
+    number = None if isinstance(axis, bool) else as_index(axis)
+    if number is None:
+        raise DtypeError(f"expected an axis by its number, got {axis!r}")
     if not -ndim <= number < ndim:
-        raise ConfigError(f"a tensor of {ndim} axes has no axis {number}")
+        raise OutOfBounds(f"a tensor of {ndim} axes has no axis {number}")
     return number % ndim
 
 
@@ -561,7 +619,8 @@ def normal_axes(axis: SupportsIndex | Iterable[SupportsIndex] | None, ndim: int)
     """
     if axis is None:
         return tuple(range(ndim))
-    given = axis if isinstance(axis, Iterable) else (axis,)
+    one = as_index(axis)  # an array without axes is one, and claims to be iterable
+    given = axis if one is None and isinstance(axis, Iterable) else (cast("SupportsIndex", axis),)
     found = tuple(normal_axis(each, ndim) for each in given)
     if len(set(found)) != len(found):
         raise ConfigError(f"an axis is named twice in {found}")
@@ -603,11 +662,8 @@ def _reduce(
 
 
 def _dtype_of(name: str, dtype: np.dtype[Any], wanted: Any) -> np.dtype[Any]:
-    if wanted is not None:
-        return dtype_from_name(wanted)
-    if name in ("sum", "prod"):
-        return getattr(np, name)(np.empty((0,), dtype)).dtype
-    return np.dtype(bool) if name in ("any", "all") else dtype
+    more = {} if wanted is None else {"dtype": dtype_from_name(wanted)}
+    return numpy_dtype(f"numpy.{name}", lambda: getattr(np, name)(np.zeros(1, dtype), **more))
 
 
 for _name in _COMBINES:
@@ -622,7 +678,8 @@ def _arg(x: TensorStructInfo, *, name: str, axis: SupportsIndex) -> Local:
     letters[place] = LOCAL_AXIS
     output = (*letters[:place], *letters[place + 1 :])
     shape = (*x.shape[:place], *x.shape[place + 1 :])
-    result = TensorStructInfo(shape, np.dtype(np.intp))
+    dtype = numpy_dtype(f"numpy.{name}", lambda: getattr(np, name)(np.zeros(1, x.dtype)))
+    result = TensorStructInfo(shape, dtype)
     return Local(name, Pattern((tuple(letters),), output), result, {"axis": place})
 
 
@@ -635,7 +692,7 @@ def _along(
 ) -> Local:
     """A function that needs the whole of one axis, and vectors along it."""
     if not np.issubdtype(x.dtype, np.floating) and x.dtype.name != "bfloat16":
-        raise ConfigError(f"{name} needs real floating-point numbers, got {x.dtype}")
+        raise DtypeError(f"{name} needs real floating-point numbers, got {x.dtype}")
     place = normal_axis(axis, x.ndim)
     only_tensors(name, *more)
     for vector in more:
@@ -727,7 +784,7 @@ def _transpose(x: TensorStructInfo, *, axes: Any = None) -> Local:
 
 @register_rule("reshape")
 def _reshape(x: TensorStructInfo, *, shape: Sequence[SupportsIndex]) -> Local:
-    before, after = tuple(x.shape), _filled(tuple(x.shape), [each.__index__() for each in shape])
+    before, after = tuple(x.shape), _filled(tuple(x.shape), list(map(operator.index, shape)))
     inputs, output = [LOCAL_AXIS] * len(before), [LOCAL_AXIS] * len(after)
     even: list[tuple[str, int]] = []
     for number, (ours, theirs) in enumerate(_groups(before, after)):
@@ -822,7 +879,7 @@ def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
     shape[place] = sum(each.shape[place] for each in operands)
     together = (tuple(range(len(operands))),)
     pattern = Pattern((tuple(letters),) * len(operands), tuple(letters), linear=together)
-    dtype = np.result_type(*(each.dtype for each in operands))
+    dtype = numpy_dtype("numpy.concatenate", lambda: np.concatenate(list(map(probe, operands))))
     return Local("concatenate", pattern, TensorStructInfo(shape, dtype), {"axis": place})
 
 
@@ -841,7 +898,7 @@ def _tile(x: TensorStructInfo, *, reps: Sequence[int]) -> Local:
 @register_rule("repeat")
 def _repeat(x: TensorStructInfo, *, repeats: SupportsIndex, axis: SupportsIndex) -> Local:
     """Each element several times; a part stays one where the mesh divides the axis."""
-    place, count = normal_axis(axis, x.ndim), repeats.__index__()
+    place, count = normal_axis(axis, x.ndim), operator.index(repeats)
     if count < 0:
         raise ConfigError(f"repeat: expected a count from 0, got {count}")
     letters, extent = _letters(x.ndim), x.shape[place]
@@ -886,9 +943,10 @@ def _pad(
 
 @register_rule("take")
 def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0) -> Local:
+    """By positions that were checked, or lie on the workers, which check them."""
     only_tensors("take", x, ids)
     if ids.dtype.kind not in "iu":
-        raise ConfigError(f"take needs positions of an integer dtype, got {ids.dtype}")
+        raise DtypeError(f"take needs positions of an integer dtype, got {ids.dtype}")
     place = normal_axis(axis, x.ndim)
     letters = [f"a{number}" for number in range(x.ndim)]
     letters[place] = "v"
@@ -912,6 +970,8 @@ def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0
 def _update(
     x: TensorStructInfo, values: TensorStructInfo, start: Any, *, axis: SupportsIndex = 0
 ) -> Local:
+    """From a start that was checked, or lies on the workers, which check it."""
+    only_tensors("update", x, values)
     place = normal_axis(axis, x.ndim)
     rest = [each for number, each in enumerate(x.shape) if number != place]
     if (
@@ -924,13 +984,13 @@ def _update(
             f" have its other extents, got {tuple(values.shape)}"
         )
     if values.dtype != x.dtype:
-        raise ConfigError(f"update: expected values of dtype {x.dtype}, got {values.dtype}")
+        raise DtypeError(f"update: expected values of dtype {x.dtype}, got {values.dtype}")
     letters = [f"a{number}" for number in range(x.ndim)]
     letters[place] = LOCAL_AXIS
     inputs = [tuple(letters), tuple(letters)]
     if isinstance(start, TensorStructInfo):
         if start.ndim or start.dtype.kind not in "iu":
-            raise ConfigError(
+            raise DtypeError(
                 "update: expected an integer without axes as the start, got"
                 f" {start.dtype}{list(start.shape)}"
             )

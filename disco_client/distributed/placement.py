@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, TypeVar, cast, overload
 
 from disco_client.distributed.mesh import DeviceMesh
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.partition import (
     WHOLE,
     Bounds,
@@ -33,6 +33,7 @@ __all__ = [
     "PlacementSpec",
     "PlacementSpecKind",
     "TensorStructInfo",
+    "combines",
     "crosses",
     "mixes",
 ]
@@ -575,6 +576,26 @@ Examples:
 """
 
 
+def combines(dtype: np.dtype[Any], op: str) -> bool:
+    """Whether collectives combine values of a dtype.
+
+    Args:
+        dtype: Others can be moved, as bytes.
+        op: "sum", "prod", "min" or "max".
+    """
+    if dtype.kind == "c" and op in ("min", "max"):
+        return False
+    return dtype.name in _COMBINED
+
+
+_COMBINED = frozenset(
+    [
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    ]
+)
+
+
 def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) -> Placement:
     if len(placement) != mesh.ndim:
         raise ConfigError(
@@ -582,8 +603,12 @@ def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) 
             f" {str(placement)!r}"
         )
     ops = dict.fromkeys(spec.op for spec in placement.dim_specs if spec.is_partial)
-    if ops and tensor.dtype.kind == "c" and not ops.keys().isdisjoint(("min", "max")):
-        raise ConfigError(f"{tensor.dtype.name} has no order, so no {' and '.join(ops)}")
+    for op in ops:
+        if combines(tensor.dtype, op):
+            continue
+        if tensor.dtype.kind == "c":
+            raise DtypeError(f"{tensor.dtype.name} has no order, so no {op}")
+        raise DtypeError(f"{tensor.dtype} cannot be combined between workers: it has no P[{op}]")
     specs: list[PlacementSpec] = []
     for spec, count in zip(placement.dim_specs, mesh.shape, strict=True):
         if spec.kind is not PlacementSpecKind.SHARDING:

@@ -196,7 +196,8 @@ class Communicator(ABC):
     ) -> None:
         """Combines equally long sources element by element, everywhere.
 
-        AVG divides the sum; integers, whose sums wrap, are divided toward zero.
+        Sums of integers wrap. AVG is the sum divided by the number of ranks; of integers it is
+        exact, as if added up without limits, and cut toward zero.
         float16 and bfloat16 are combined in float32 and rounded once. Booleans have
         SUM and MAX as "or", PROD and MIN as "and".
 

@@ -15,7 +15,7 @@ import numpy as np
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
 from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange, Slot
-from disco_server.collectives.numeric import combine
+from disco_server.collectives.numeric import combine, settle, spread
 from disco_server.collectives.types import Array, CommunicatorLost, MismatchError, ReduceOp
 from disco_server.collectives.validation import (
     CollectiveSignature,
@@ -53,7 +53,8 @@ class Backend(Protocol):
 
     Arrays are C-contiguous, have the right sizes and at least one element. Ranks are
     those of the group, from 0; see `ProcessGroup` for what each operation does. Where
-    `counts` or a table is None all parts are as long as one another.
+    `counts` or a table is None all parts are as long as one another. No backend averages
+    integers: no library does it without that the sum wraps, so `ProcessGroup` does it by sums.
     """
 
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, family: Family) -> None:
@@ -126,6 +127,10 @@ class Known(NamedTuple):
 
 
 _MOST_KNOWN = 256
+_AVERAGED_AT_ONCE = 1 << 17
+"""Integers that are averaged in one step: their sums, of 64 bits, stay in a cache."""
+# Looking up a member of an enum is a call, which counts where calls take microseconds.
+_AVG, _INTEGER = ReduceOp.AVG, Family.INTEGER
 _HOST = np.ndarray
 _BARRIER = CollectiveSignature(int(Op.BARRIER), 0, 0)
 
@@ -342,7 +347,10 @@ class ProcessGroup:
         channel, exchange = self.channel, self.exchange
         if not slots or channel is None or exchange is None:
             self._agreement.meet(channel, signature, src, dst)
-            self.backend_of(src).allreduce(src, dst, op, signature.family)
+            if op is _AVG and signature.family is _INTEGER:
+                self._average(src, dst)
+            else:
+                self.backend_of(src).allreduce(src, dst, op, signature.family)
         elif len(slots) == 1:
             slot, source = slots[0][1], src.reshape(-1)
             target = source if src is dst else dst.reshape(-1)
@@ -357,6 +365,18 @@ class ProcessGroup:
             self._allreduce_pieces(known, src, dst, op)
         self._notes.leave()
         self.received_bytes += received
+
+    def _average(self, src: Array, dst: Array) -> None:
+        """Averages contiguous integers, piece by piece, so that little memory is needed."""
+        backend, source, target = self.backend_of(src), src.reshape(-1), dst.reshape(-1)
+        if src is not dst and _share(src, dst):
+            source = source.copy()  # an early piece of one is a late piece of the other
+        for start in range(0, source.size, _AVERAGED_AT_ONCE):
+            piece = slice(start, start + _AVERAGED_AT_ONCE)
+            terms = spread(source[piece], self.size)
+            for term in terms:
+                backend.allreduce(term, term, ReduceOp.SUM, _INTEGER)
+            target[piece] = settle(terms, self.size)
 
     def _allreduce_pieces(self, known: Known, src: Array, dst: Array, op: ReduceOp) -> None:
         """Reduces contiguous arrays whose pieces travel in several rounds."""
@@ -573,10 +593,21 @@ class ProcessGroup:
         agreement = self._agreement
         signature, parts = self._check(Op.REDUCE_SCATTER, src, dst, counts, op, tag=tag)
         source, target = agreement.stage(signature, src, dst)
+        terms: list[tuple[Array, Array]] = []
+        if op is _AVG and signature.family is _INTEGER and not signature.problem:
+            # Before the agreement, because there may be no memory for it.
+            spreads = spread(source.reshape(-1), self.size)
+            terms = [(each, each[: dst.size].copy()) for each in spreads]
         agreement.meet(self.channel, signature, src, dst)
         if signature.elements:
             lengths = None if parts is None else parts.counts
-            self.backend_of(source).reduce_scatter(source, target, op, signature.family, lengths)
+            backend = self.backend_of(source)
+            for term, own in terms:
+                backend.reduce_scatter(term, own, ReduceOp.SUM, _INTEGER, lengths)
+            if terms:
+                target.reshape(-1)[...] = settle([own for _, own in terms], self.size)
+            else:
+                backend.reduce_scatter(source, target, op, signature.family, lengths)
             unstage(target, dst)
         self._count(dst, (self.size - 1) * dst.size)
         self._notes.leave()
@@ -674,6 +705,11 @@ class ProcessGroup:
     def __repr__(self) -> str:
         workers = ", ".join(map(str, self.members))
         return f"<ProcessGroup of workers {workers}, rank {self.rank}>"
+
+
+def _share(one: Array, other: Array) -> bool:
+    """Whether two contiguous arrays share memory."""
+    return overlap(one, other) if on_device(one) else np.may_share_memory(one, other)
 
 
 # The data operations of a rank that is alone: each of them is one copy.

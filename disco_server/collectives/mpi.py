@@ -22,7 +22,7 @@ from disco_server.collectives.group import Backend, LineParts
 from disco_server.collectives.header_exchange import MpiExchange, NodeMemory
 from disco_server.collectives.loss import Guarded, Loss
 from disco_server.collectives.mpi_library import MpiLibrary, Pieces, load_mpi, version_text
-from disco_server.collectives.numeric import divide, narrow
+from disco_server.collectives.numeric import narrow
 from disco_server.collectives.types import Array, ReduceOp, Tag, UnavailableError
 from disco_server.collectives.validation import Family
 
@@ -110,12 +110,12 @@ class MpiBackend:
             kind = self._types[src.dtype]
             self._comm.Allreduce(self._in_place if src is dst else [src, kind], [dst, kind], call)
             if op is _AVG:
-                divide(dst, self._size)
+                dst /= self._size
             return
         for source, target in self._cut(src, dst):
             self._allreduce(source, target, call)
             if op is _AVG:
-                divide(target, self._size)
+                np.divide(target, self._size, out=target)
 
     def reduce_scatter(
         self,
@@ -138,7 +138,7 @@ class MpiBackend:
         kind = self._types[src.dtype]
         self._comm.Reduce_scatter_block([src, kind], [dst, kind], ops[op])
         if op is ReduceOp.AVG:
-            divide(dst, self._size)
+            dst /= self._size
 
     def allgather(self, src: Array, dst: Array, counts: Sequence[int] | None = None) -> None:
         """Brings every source to every rank."""
@@ -297,7 +297,7 @@ class MpiBackend:
         call = self._call_of(op, family)
         self._comm.Reduce_scatter([src, kind], [dst, kind], list(counts), call)
         if op is ReduceOp.AVG:
-            divide(dst, self._size)
+            dst /= self._size
 
     def _reduce_scatter_pieces(
         self, src: Array, dst: Array, op: ReduceOp, family: Family, counts: Sequence[int]
@@ -319,7 +319,7 @@ class MpiBackend:
                 narrow(mine, out, divisor)
                 continue
             if divisor > 1:
-                divide(mine, divisor)
+                mine /= divisor
             out[:] = mine
 
     def _call_of(self, op: ReduceOp, family: Family) -> Any:

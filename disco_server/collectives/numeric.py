@@ -12,7 +12,7 @@ import numpy as np
 from disco_server.collectives.types import Array, ReduceOp
 from disco_server.collectives.validation import Family
 
-__all__ = ["combine", "combine_all", "divide", "narrow"]
+__all__ = ["combine", "combine_all", "narrow", "settle", "spread"]
 
 _UFUNCS: tuple[np.ufunc, ...] = (np.add, np.multiply, np.minimum, np.maximum, np.add)
 _BOOL_UFUNCS: tuple[np.ufunc, ...] = (
@@ -22,7 +22,7 @@ _BOOL_UFUNCS: tuple[np.ufunc, ...] = (
     np.logical_or,
 )
 # Looking up a member of an enum is a call, which counts where calls take microseconds.
-_BOOL, _HALF, _AVG = Family.BOOL, Family.HALF, ReduceOp.AVG
+_BOOL, _HALF, _INTEGER, _AVG = Family.BOOL, Family.HALF, Family.INTEGER, ReduceOp.AVG
 
 
 def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) -> None:
@@ -35,7 +35,12 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
         family: How elements of this dtype are combined.
     """
     ufunc = (_BOOL_UFUNCS if family is _BOOL else _UFUNCS)[op]
-    divisor = len(parts) if op is _AVG else 1
+    divisor = 1
+    if op is _AVG:
+        divisor = len(parts)
+        if family is _INTEGER:
+            _average(parts, dst)
+            return
     if family is _HALF:
         wide = np.stack(parts).astype(np.float32)
         narrow(ufunc.reduce(wide, axis=0), dst, divisor)
@@ -45,7 +50,7 @@ def combine(parts: Sequence[Array], dst: Array, op: ReduceOp, family: Family) ->
     for part in parts[2:]:
         _quiet.run(ufunc, dst, part, out=dst)
     if divisor > 1:
-        divide(dst, divisor)
+        dst /= divisor
 
 
 def combine_all(
@@ -92,18 +97,45 @@ _CONTEXTS_SINCE = 2
 _quiet = _Quiet()
 
 
-def divide(array: Array, divisor: int) -> None:
-    """Divides in place; integers toward zero, also where the divisor exceeds their range."""
-    if array.dtype.kind not in "iu":
-        array /= divisor
-    elif divisor > np.iinfo(array.dtype).max:
-        wide: Array = array.astype(np.int64)
-        divide(wide, divisor)
-        array[...] = wide
-    else:
-        # x - fmod(x, n) lies between x and zero and is a multiple of n.
-        array -= np.fmod(array, divisor)
-        array //= divisor
+def _average(parts: Sequence[Array], dst: Array) -> None:
+    sums = spread(parts[0], len(parts))
+    for part in parts[1:]:
+        for total, term in zip(sums, spread(part, len(parts)), strict=True):
+            np.add(total, term, out=total)
+    dst[...] = settle(sums, len(parts))
+
+
+_WIDEST = 8
+
+
+def spread(part: Array, count: int) -> tuple[Array, ...]:
+    """What is to be added up for an average of integers that is exact.
+
+    A sum of narrow integers fits 64 bits. Of those that have 64 bits themselves the
+    quotients are added up, and apart from them the remainders: neither exceeds the range.
+
+    Args:
+        part: Integers of one rank; numpy's or cupy's.
+        count: How many ranks there are.
+
+    Returns:
+        Arrays of its own to be added up one by one, for :func:`settle`.
+    """
+    if part.dtype.itemsize < _WIDEST:
+        return (part.astype(np.int64),)
+    quotients = part // count
+    return quotients, part - quotients * count
+
+
+def settle(sums: Sequence[Array], count: int) -> Array:
+    """The average from the sums of what :func:`spread` made, cut toward zero."""
+    whole = sums[-1] // count
+    rest = sums[-1] - whole * count
+    for quotients in sums[:-1]:
+        whole += quotients
+    # Rounded down so far, which of what is negative and not whole is one too low.
+    whole += ((whole < 0) & (rest != 0)).astype(whole.dtype)
+    return whole
 
 
 def narrow(wide: np.ndarray[Any, np.dtype[np.float32]], dst: Array, divisor: int = 1) -> None:

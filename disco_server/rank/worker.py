@@ -469,7 +469,8 @@ class Worker:
                 speaks DLPack.
             dst: Where the result goes; may be ``src``; None makes a new array, of the same
                 library as ``src``.
-            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``.
+            op: ``"sum"``, ``"prod"``, ``"min"``, ``"max"`` or ``"avg"``; sums and products of
+                integers wrap, their average does not.
             in_group: Whether the reduction stays inside the worker's group.
             tag: The call's name, such as that of the tensor; equal on all workers.
 

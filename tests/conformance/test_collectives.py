@@ -48,10 +48,10 @@ def dtype_of(name):
 
 
 def average(parts):
+    if parts[0].dtype.kind in "iu":  # exact, and toward zero, unlike numpy's own division
+        total = np.sum([part.astype(object) for part in parts], 0)
+        return (np.sign(total) * (np.abs(total) // len(parts))).astype(parts[0].dtype)
     total = np.sum(parts, 0, dtype=parts[0].dtype)
-    if total.dtype.kind in "iu":  # toward zero, unlike numpy's own division
-        signs = np.where(total < 0, -1, 1) if total.dtype.kind == "i" else 1
-        return (np.abs(total) // len(parts) * signs).astype(total.dtype)
     return (total.astype("float64") / len(parts)).astype(total.dtype)
 
 
@@ -96,6 +96,19 @@ def test_integers_wrap_and_their_average_is_cut_off(session, tools):
     unsigned = tools.place([np.array([250], "uint8")] * 4)
     session.allreduce(unsigned, unsigned, "prod")
     assert unsigned.numpy(2).tolist() == [250**4 % 256]
+
+
+@pytest.mark.layouts((4, 1))
+def test_the_average_of_equal_integers_is_that_integer(session, tools):
+    """Also where their sum does not fit the dtype; small ones and many of them."""
+    most = {"uint8": 250, "int8": -128, "uint32": 2**32 - 1, "int64": -(2**63), "uint64": 2**64 - 2}
+    for dtype, value in most.items():
+        for count in (2, 300_000):
+            same = tools.place([np.full(count, value, dtype)] * 4)
+            session.allreduce(same, same, "avg")
+            got = same.numpy(3)
+            assert got.dtype == dtype
+            assert (got == np.array(value, dtype)).all(), (dtype, count, got[:2])
 
 
 def no_arrays_of(dtype, case, session):

@@ -241,9 +241,40 @@ def test_what_is_distributed_may_be_changed_afterwards(session):
         np.testing.assert_array_equal(x.numpy(), np.ones(size))
 
 
+def test_positions_out_of_bounds_are_an_error_wherever_they_lie(session):
+    """Found here where they are known here, else by each worker that has them; nothing hangs."""
+    array = numbers((5, 3))
+    for placement in ("R, R", "S[0], R", "S[0], S[0]", "P, R", "S[1], S[0]"):
+        x = session.distribute(array, GRID, placement)
+        for ids in ([0, 5], [-6, 0], np.array([2, 2**63 + 4], "uint64")):
+            with pytest.raises(IndexError, match="out of bounds for an axis of 5"):
+                x.take(ids, axis=0)
+            on_workers = session.distribute(np.asarray(ids), GRID, "S[0], R")
+            for use in (lambda y: y.numpy(), lambda y: y.redistribute("R, R").numpy(), np.sum):
+                with pytest.raises(di.RemoteError, match=r"IndexError: take: position .* is out"):
+                    np.asarray(use(x.take(on_workers, axis=0)))
+        start = session.distribute(np.array(-1, "int8"), GRID, "R, R")
+        with pytest.raises(di.RemoteError, match="IndexError: update: 2 elements from -1 on"):
+            session.apply("update", x, array[:2], start).numpy()
+        np.testing.assert_array_equal((x + 0).numpy(), array)
+
+
+def test_positions_of_any_dtype_count_in_64_bits(session):
+    """Also where the extent of the table does not fit their dtype; negative ones from the end."""
+    array = np.arange(300, dtype="float32")
+    for placement in ("R, R", "S[0], R", "S[0], S[0]", "P, R"):
+        x = session.distribute(array, GRID, placement)
+        for dtype in ("int8", "uint8", "int16", "uint16", "int64", "uint64"):
+            ids = np.array([[0, 127], [100, 3]], dtype)
+            if np.dtype(dtype).kind == "i":
+                ids[1] = [-1, -128]
+            for given in (ids, session.distribute(ids, GRID, "R, S[1]")):
+                np.testing.assert_array_equal(x.take(given).numpy(), array.take(ids))
+
+
 def test_a_failure_names_the_function(session):
     """And the session computes on."""
     x = session.distribute(np.arange(4.0), GRID, "R, R")
-    with pytest.raises(di.RemoteError):
-        np.take(x, np.array([9]), axis=0).numpy()
+    with pytest.raises(di.RemoteError, match="position 9 is out of bounds for an axis of 4"):
+        np.take(x, session.distribute(np.array([9]), GRID, "R, R"), axis=0).numpy()
     np.testing.assert_array_equal((x + 1).numpy(), np.arange(4.0) + 1)

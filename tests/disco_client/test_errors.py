@@ -51,6 +51,9 @@ def test_the_tree_is_as_drawn():
     ("error", "builtin"),
     [
         ("ConfigError", "ValueError"),
+        ("DtypeError", "TypeError"),
+        ("DtypeError", "ValueError"),
+        ("OutOfBounds", "IndexError"),
         ("ConnectionFailed", "ConnectionError"),
         ("EncodingError", "TypeError"),
         ("NoSlots", "TimeoutError"),

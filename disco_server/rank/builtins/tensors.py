@@ -21,13 +21,14 @@ from disco_client.wire.array_likes import plain_array
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
+from disco_server.collectives.validation import find_kind
 from disco_server.devices.base import on_device
 from disco_server.devices.foreign import native
 from disco_server.modules.unfinished import refuse_unfinished
 from disco_server.rank.functions import NamedCall, register_func, resolve
 from disco_server.rank.worker import current_worker
 
-__all__ = ["LOCAL", "layer_norm", "rms_norm", "softmax"]
+__all__ = ["LOCAL", "as_moved", "layer_norm", "rms_norm", "softmax"]
 
 
 HostArray = np.ndarray[Any, Any]
@@ -82,10 +83,16 @@ def _keep(local: HostArray | None, op: str, keeps: Table) -> HostArray | None:
     return xp.ones_like(local) if op == "prod" else xp.zeros_like(local)
 
 
+def as_moved(flat: HostArray) -> HostArray:
+    """A flat array as collectives move it: as its bytes where they do not know its dtype."""
+    return flat if find_kind(flat.dtype) is not None else flat.view(np.uint8)
+
+
 def _broadcast(local: HostArray | None, team: Any) -> HostArray | None:
     """Copies the part of the first worker of a line to all of the line."""
     if local is not None and team is not None:
-        team.broadcast(local, local, 0)
+        moved = local if find_kind(local.dtype) is not None else as_moved(local.reshape(-1))
+        team.broadcast(moved, moved, 0)
     return local
 
 
@@ -113,7 +120,9 @@ def _allgather(local: HostArray | None, team: Any, axis: int, extents: Table) ->
     whole = _with(local.shape, axis, sum(parts))
     rest = math.prod(_with(local.shape, axis, 1))
     flat = _new(local, (sum(parts) * rest,))
-    team.allgather(_flat(local), flat, [extent * rest for extent in parts])
+    source, target = as_moved(_flat(local)), as_moved(flat)
+    each = rest * local.itemsize // source.itemsize
+    team.allgather(source, target, [extent * each for extent in parts])
     return _join(flat, [_with(local.shape, axis, extent) for extent in parts], axis, whole)
 
 
@@ -323,10 +332,18 @@ def _reduction(name: str) -> Local:
             return (
                 out if keepdims else out.reshape([n for a, n in enumerate(shape) if a not in axes])
             )
-        extra: dict[str, Any] = {"dtype": kind} if name in ("sum", "prod") else {}
+        extra = _summed_as(kind) if name in ("sum", "prod") else {}
         return xp.asarray(getattr(xp, name)(x, axis=axes, keepdims=keepdims, **extra))
 
     return reduce
+
+
+def _summed_as(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The option that has numpy add up in a dtype; none for timedeltas, which stay what they are.
+
+    numpy takes no unit there.
+    """
+    return {} if dtype.kind == "m" else {"dtype": dtype}
 
 
 def neutral(name: str, dtype: np.dtype[Any]) -> Any:
@@ -435,14 +452,14 @@ def _zeros_like(xp: Any, x: Array, *, dtype: str) -> Array:
 
 
 def _cumsum_totals(xp: Any, x: Array, *, axis: int) -> Array:
-    return xp.sum(x, axis=axis, keepdims=True, dtype=x.dtype)
+    return xp.sum(x, axis=axis, keepdims=True, **_summed_as(x.dtype))
 
 
 def _cumsum_parts(xp: Any, x: Array, *totals: Array, axis: int, before: int = 0) -> Array:
     out = xp.cumsum(x, axis=axis, dtype=x.dtype)
     if before:
         earlier = totals[0][(slice(None),) * axis + (slice(0, before),)]
-        out += xp.sum(earlier, axis=axis, keepdims=True, dtype=x.dtype)
+        out += xp.sum(earlier, axis=axis, keepdims=True, **_summed_as(x.dtype))
     return out
 
 
@@ -457,15 +474,18 @@ def _repeat(xp: Any, x: Array, *, repeats: int, axis: int) -> Array:
 def _pad(
     xp: Any, x: Array, *, widths: Sequence[Any], mode: str, values: Sequence[Any] = ()
 ) -> Array:
+    if not widths:  # without axes, of which numpy takes no widths
+        return x.copy()
     more: dict[str, Any] = {"constant_values": values} if values else {}
     return xp.pad(x, widths, mode=mode, **more)
 
 
 def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: int) -> Array:
     """The requested rows in this part; zeros for the others, which a sum over parts completes."""
+    positions = _in_bounds(xp, ids, extent)
     if x.shape[axis] == extent:
-        return xp.take(x, ids, axis=axis)
-    own = xp.where(ids < 0, ids + extent, ids) - first
+        return xp.take(x, positions, axis=axis)
+    own = positions - first
     here = (own >= 0) & (own < x.shape[axis])
     if not x.shape[axis]:
         return xp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
@@ -474,16 +494,40 @@ def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: 
     return xp.where(mask, rows, xp.zeros((), x.dtype))
 
 
+def _in_bounds(xp: Any, ids: Array, extent: int) -> Array:
+    """Positions of any integer dtype as int64, counted from the front.
+
+    Raises:
+        IndexError: One is beyond the axis; on every worker that has it, whatever part of the
+            axis is there, so that none takes part in a sum that lacks its row.
+    """
+    wide = ids.astype(np.int64)
+    lowest = 0 if ids.dtype.kind == "u" else -extent  # the largest uint64 are negative by now
+    beyond = (wide < lowest) | (wide >= extent)
+    if bool(beyond.any()):
+        position = ids.reshape(-1)[beyond.reshape(-1)][0]
+        msg = f"take: position {position} is out of bounds for an axis of {extent}"
+        raise IndexError(msg)
+    return xp.where(wide < 0, wide + extent, wide)
+
+
+def _contiguous(xp: Any, array: Array) -> Array:
+    """The same in C order; numpy's own function gives an array without axes one."""
+    return xp.ascontiguousarray(array).reshape(array.shape)
+
+
 def _slice_items(xp: Any, x: Array, *, items: Sequence[Any]) -> Array:
     index = tuple(slice(*item) for item in items)
-    return xp.ascontiguousarray(x[index])
+    return _contiguous(xp, x[(*index, ...)])
 
 
 def _matmul(xp: Any, x: Array, y: Array) -> Array:
     return xp.matmul(x, y)
 
 
-def _einsum(xp: Any, *operands: Array, subscripts: str) -> Array:
+def _einsum(xp: Any, *operands: Array, subscripts: str, wide: str) -> Array:
+    if wide:
+        operands = tuple(operand.astype(wide) for operand in operands)
     # Of more than two, the order matters; of two there is but one.
     return xp.einsum(subscripts, *operands, optimize=True)
 
@@ -496,7 +540,7 @@ def _arg(name: str) -> Local:
 
 
 def _transpose(xp: Any, x: Array, *, axes: Sequence[int]) -> Array:
-    return xp.ascontiguousarray(xp.transpose(x, tuple(axes)))
+    return _contiguous(xp, xp.transpose(x, tuple(axes)))
 
 
 def _reshape(xp: Any, x: Array, *, shape: Sequence[int]) -> Array:
@@ -507,10 +551,15 @@ def _concatenate(xp: Any, *operands: Array, axis: int) -> Array:
     return xp.concatenate(operands, axis=axis)
 
 
-def _update(xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
+def _update(_xp: Any, x: Array, values: Array, start: Any, *, axis: int) -> Array:
+    # Read here, also from a GPU: what is out of bounds must be known before anything is written.
+    first, extent, count = int(start), x.shape[axis], values.shape[axis]
+    at = first + extent if first < 0 else first
+    if not 0 <= at <= extent - count:
+        msg = f"update: {count} elements from {first} on are out of bounds for an axis of {extent}"
+        raise IndexError(msg)
     out = x.copy()
-    # As positions and not as a slice, which would need a copy of the start from a GPU.
-    out[(slice(None),) * axis + (start + xp.arange(values.shape[axis]),)] = values
+    out[(slice(None),) * axis + (slice(at, at + count),)] = values
     return out
 
 
@@ -568,7 +617,7 @@ def _as_part(xp: Any, result: Any) -> Any:
 
 
 @register_func("runtime.disco._dt_bind")
-def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCall:
+def bind(name: str, options: dict[str, Any], tables: dict[str, Any], dtype: Any) -> NamedCall:
     """Makes a function that computes this worker's part of the parts of the operands.
 
     It takes these parts, and numbers, and returns an array, also one without axes; or
@@ -579,14 +628,17 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
         options: What it takes besides, by name.
         tables: The same where it differs from worker to worker: a list with an entry
             for each.
+        dtype: That of the result, as the client has it.
 
     Raises, when it is called:
+        TypeError: The function returns another dtype, which cannot become that one.
         FunctionMissing: There is no such function.
         ModuleNotAllowed: Its name leads through a module that is not allowed.
     """
     worker = current_worker()
     xp: Any = worker.xp
     kind = worker.arrays.kind
+    said = dtype_from_name(dtype)
     own = {**options, **{key: table[worker.worker_id] for key, table in tables.items()}}
     if name in ELEMENTWISE:
         function = getattr(xp, name)
@@ -604,8 +656,16 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any]) -> NamedCal
             if operand is None:
                 return None
         result = function(*operands)
-        if type(result) is kind and not (result.dtype.hasobject or result.dtype.names):
+        if type(result) is kind and result.dtype == said:
             return result
-        return _as_part(xp, result)
+        return _as_said(name, _as_part(xp, result), said)
 
     return NamedCall(name, compute)
+
+
+def _as_said(name: str, result: Array, said: np.dtype[Any]) -> Array:
+    """A result in the dtype that the client says it has, which other versions may compute wider."""
+    if not np.can_cast(result.dtype, said, "same_kind"):
+        msg = f"{name} returned {result.dtype}, and its rule says {said}: make them agree"
+        raise TypeError(msg)
+    return result.astype(said, copy=False)

@@ -21,7 +21,7 @@ from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import Family, find_kind
 from disco_server.devices.base import on_device
-from disco_server.rank.builtins.tensors import neutral
+from disco_server.rank.builtins.tensors import as_moved, neutral
 from disco_server.rank.functions import NamedCall, register_func
 from disco_server.rank.worker import Worker, current_worker
 
@@ -236,8 +236,12 @@ class PartTransfer(NamedCall):
         return flat
 
     def _exchange(self, sent: Array, came: Array, rows: Sequence[Sequence[int]]) -> None:
-        if self._team is not None:
-            self._team.all_to_all(sent, came, rows)
+        if self._team is None:
+            return
+        moved, into = as_moved(sent), as_moved(came)
+        if moved is not sent:
+            rows = [[count * sent.itemsize for count in row] for row in rows]
+        self._team.all_to_all(moved, into, rows)
 
     def _new(self, count: int) -> Array:
         return self._worker.arrays.empty((count,), self._dtype)

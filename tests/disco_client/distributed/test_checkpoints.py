@@ -267,7 +267,7 @@ def test_a_tensor_that_could_not_be_computed_is_not_saved(workers, tmp_path):
     good = workers.distribute(np.arange(4.0), workers.mesh(), "R")
     workers.save(tmp_path, {"x": good})
     before = sorted(tmp_path.rglob("*"))
-    bad = workers.apply("take", good, np.array([9]))
+    bad = workers.apply("take", good, workers.distribute(np.array([9]), workers.mesh(), "R"))
     for _ in range(2):
         with pytest.raises(RemoteError, match="out of bounds"):
             workers.save(tmp_path, {"x": good, "bad": bad})

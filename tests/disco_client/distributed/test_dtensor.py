@@ -506,9 +506,9 @@ def test_what_cannot_be_is_refused_here(workers, wrong, error, text):
 
 
 def test_a_failure_on_the_workers_is_an_error_of_the_result(workers):
-    """Positions that there are not, in a table that every worker has whole."""
+    """Positions on the workers that there are not, in a table that every worker has whole."""
     x = workers.distribute(np.arange(4.0), workers.mesh(), "R")
-    result = workers.apply("take", x, np.array([9]))
+    result = workers.apply("take", x, workers.distribute(np.array([9]), workers.mesh(), "R"))
     with pytest.raises(RemoteError, match="out of bounds"):
         result.numpy()
     same(x, np.arange(4.0))

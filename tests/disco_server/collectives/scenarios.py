@@ -78,12 +78,12 @@ def reduce_by_hand(parts: list[Array], op: ReduceOp) -> Array:
         return stacked.min(0).astype(dtype)
     if op is ReduceOp.MAX:
         return stacked.max(0).astype(dtype)
+    if op is ReduceOp.AVG and dtype.kind in "iu":
+        totals = stacked.astype(np.int64).sum(0)
+        return (np.sign(totals) * (np.abs(totals) // len(parts))).astype(dtype)
     total = stacked.sum(0, dtype=kept)
     if op is ReduceOp.SUM:
         return total.astype(dtype)
-    if dtype.kind in "iu":
-        count = len(parts)
-        return (np.sign(total) * (np.abs(total) // count)).astype(dtype)
     return (total / len(parts)).astype(dtype)
 
 
@@ -250,9 +250,9 @@ def halves_round_once(place: Place) -> list[str]:
 
 
 def integers_wrap(place: Place) -> list[str]:
-    """Sums of integers wrap; averages divide the wrapped sum toward zero."""
+    """Sums of integers wrap; their averages do not, and are cut toward zero."""
     wrong: list[str] = []
-    for size in (5, 20_000):
+    for size in (5, 20_000, 300_000):
         place.step()
         dst = np.full(size, 100, np.int8)
         place.flat.allreduce(dst, dst, ReduceOp.SUM)
@@ -260,9 +260,18 @@ def integers_wrap(place: Place) -> list[str]:
         dst = np.full(size, -3 if place.rank else -2, np.int32)
         place.flat.allreduce(dst, dst, ReduceOp.AVG)
         wrong += differ("toward zero", dst, np.full(size, -2, np.int32))
-        dst = np.full(size, 100, np.int8)
-        place.flat.allreduce(dst, dst, ReduceOp.AVG)
-        wrong += differ("wrapped average", dst, np.full(size, -28, np.int8))
+        for dtype in map(np.dtype, ("int8", "uint8", "int16", "uint32", "int64", "uint64")):
+            most = int(np.iinfo(dtype).max) - 5
+            src = np.full(size * 4, most, dtype)
+            dst = np.empty(size * 4, dtype)
+            place.flat.allreduce(src, dst, ReduceOp.AVG)
+            wrong += differ(f"average {dtype}", dst, src)
+            place.flat.reduce_scatter(src, dst[:size], ReduceOp.AVG)
+            wrong += differ(f"scattered average {dtype}", dst[:size], src[:size])
+            counts = [size, 0, size * 2, size]
+            part = np.empty(counts[place.rank], dtype)
+            place.flat.world.reduce_scatter(src, part, ReduceOp.AVG, counts)
+            wrong += differ(f"uneven average {dtype}", part, src[: part.size])
     return wrong
 
 

@@ -29,8 +29,8 @@ def test_halves_are_rounded_once(any_ranks):
     assert any_ranks.run("halves_round_once") == [[]] * 4
 
 
-def test_integers_wrap_and_average_toward_zero(any_ranks):
-    """The sums of integers wrap, averages of what came out are cut."""
+def test_integers_wrap_and_their_averages_do_not(any_ranks):
+    """Sums wrap; averages are exact and cut toward zero, of every size and with uneven parts."""
     assert any_ranks.run("integers_wrap") == [[]] * 4
 
 

@@ -10,32 +10,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_server.collectives.numeric import combine, divide, narrow
+from disco_server.collectives.numeric import combine, narrow
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import Family
 
 
 @given(
-    st.sampled_from(["int8", "int16", "int32", "int64", "uint8", "uint64"]),
+    st.sampled_from(["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]),
     st.data(),
     st.integers(2, 300),
 )
-def test_integers_divide_toward_zero(name, data, divisor):
-    """Division cuts, for extreme values and for divisors beyond the dtype too."""
+def test_averages_of_integers_are_exact(name, data, ranks):
+    """As if added up without limits and cut toward zero, also at the ends of their dtypes."""
     limits = np.iinfo(name)
-    values = data.draw(st.lists(st.integers(int(limits.min), int(limits.max)), min_size=1))
-    array = np.array(values, name)
-    divide(array, divisor)
-    cut = [abs(value) // divisor * (1 if value > 0 else -1) for value in values]
-    assert array.tolist() == cut
+    ends = [int(limits.min), int(limits.max), 0]
+    whole = st.integers(int(limits.min), int(limits.max)) | st.sampled_from(ends)
+    few = data.draw(st.lists(whole, min_size=1, max_size=4))
+    values = [few[rank % len(few)] for rank in range(ranks)]
+    dst = np.empty(2, name)
+    combine([np.array([value] * 2, name) for value in values], dst, ReduceOp.AVG, Family.INTEGER)
+    total = sum(values)
+    assert dst.tolist() == [abs(total) // ranks * (1 if total > 0 else -1)] * 2
 
 
-def test_floats_and_complex_divide():
+def test_averages_of_floats_and_complex_numbers_are_divided_sums():
     """Other numbers are simply divided."""
     for name in ("float32", "complex128"):
-        array = np.array([1, -3], name)
-        divide(array, 2)
-        assert array.tolist() == [0.5, -1.5]
+        parts = [np.array([1, -3], name), np.array([0, 0], name)]
+        dst = np.empty(2, name)
+        family = Family.COMPLEX if name.startswith("complex") else Family.FLOAT
+        combine(parts, dst, ReduceOp.AVG, family)
+        assert dst.tolist() == [0.5, -1.5]
 
 
 @pytest.mark.parametrize(
@@ -45,11 +50,11 @@ def test_floats_and_complex_divide():
         (ReduceOp.PROD, [-128, 0]),
         (ReduceOp.MIN, [48, -1]),
         (ReduceOp.MAX, [52, 1]),
-        (ReduceOp.AVG, [-35, 0]),
+        (ReduceOp.AVG, [50, 0]),
     ],
 )
 def test_rows_combine(op, want):
-    """Every operation works in the dtype itself, wrapping where that wraps."""
+    """In the dtype itself, wrapping where that wraps; the average is added up wider."""
     parts = [np.array(each, np.int8) for each in ([50, -1], [52, 0], [48, 1])]
     dst = np.empty(2, np.int8)
     combine(parts, dst, op, Family.INTEGER)
