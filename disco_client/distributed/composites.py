@@ -117,7 +117,7 @@ def _variance(steps: _Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bo
         mean = steps.call("cast", mean, dtype=wide.dtype)
     squares = _squares(steps, steps.call("subtract", wide, mean))
     total = steps.call("sum", squares, axis=axis, keepdims=keepdims)
-    return steps.call("true_divide", total, max(count - ddof, 0.0))
+    return steps.call("true_divide", total, float(max(count - ddof, 0.0)))
 
 
 def _squares(steps: _Steps, x: DTensor) -> DTensor:

@@ -16,6 +16,7 @@ from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
+from disco_client.distributed.partial_sums import NumberStructInfo
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -291,7 +292,9 @@ class Engine(Computing, Renewable):
         operands = [each.value if isinstance(each, _Number) else each.tensor_sinfo for each in seen]
         local = call_checked(name, rule, *operands, **dict(options))
         choice = choose(exact(local.pattern, infos, local.result.dtype), infos)
-        result = DTensorStructInfo(local.result, mesh, choice.output)
+        # Not what a rule has returned of its operand: a result is no number of the program's.
+        whole = TensorStructInfo(local.result.shape, local.result.dtype)
+        result = DTensorStructInfo(whole, mesh, choice.output)
         tables: Mapping[str, Sequence[Any]] = {}
         if local.tables is not None:
             tables = local.tables([plan.after for plan in choice.plans], result)
@@ -318,7 +321,9 @@ class Engine(Computing, Renewable):
         if isinstance(operand, (np.ndarray, np.generic, list, tuple)) and mesh is not None:
             host = np.asarray(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
-            tensor = TensorStructInfo(host.shape, host.dtype)
+            tensor = (
+                TensorStructInfo(host.shape, host.dtype) if host.ndim else NumberStructInfo(host)
+            )
             return _Host(host, DTensorStructInfo(tensor, mesh, whole))
         msg = f"expected a distributed tensor, an array or a number, got {operand!r}"
         raise TypeError(msg)

@@ -109,6 +109,21 @@ def test_assigning(session):
             np.testing.assert_array_equal(targets[name].numpy(), array)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_sums_by_zero_and_what_is_not_finite(session):
+    """As numpy gives them, also where parts of a sum would be infinite each."""
+    for dtype in ("float32", "float16", "complex64"):
+        parts = np.array([[5, 3, 1, 0], [-8, -3, 1, 0], [0, 0, 2, 0]], dtype)
+        for number in (0, math.inf, -math.inf, math.nan, np.float32(0), np.array(0, dtype), 0j, 4):
+            total = session.distribute(parts, LINE, "S[0]").sum(axis=0)
+            assert str(total.placement) == "P[sum]"
+            host = parts.sum(axis=0)
+            np.testing.assert_array_equal((total / number).numpy(), host / number)
+            np.testing.assert_array_equal((number * total).numpy(), number * host)
+        x = session.distribute(np.abs(parts), LINE, "S[0]")
+        np.testing.assert_array_equal(x.var(axis=0, ddof=3).numpy(), np.abs(parts).var(0, ddof=3))
+
+
 def test_dtypes(session):
     """Those that numpy and cupy share."""
     for dtype in ("float64", "float16", "int32", "int8", "bool", "complex64"):
