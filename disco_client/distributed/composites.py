@@ -321,7 +321,9 @@ def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> D
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
             out = steps.call(name, out, limit)
-    return x if out is x else steps.result("clip")
+    if out is x:
+        steps.keep(x.redistribute(x.placement))
+    return steps.result("clip")
 
 
 Composite = Callable[..., Any]

@@ -175,7 +175,7 @@ class Engine(Computing, Renewable):
 
     def _to_fetch(self, tensor: DTensor) -> tuple[DTensor, list[int]]:
         """The tensor without partial values, and the workers that have all of it together."""
-        tensor = tensor.redistribute(tensor.placement.combined())
+        tensor = self._brought(tensor, tensor.placement.combined())
         return tensor, [tensor.mesh.device_ids[place] for place in first_places(tensor.info)]
 
     def _put_together(self, tensor: DTensor, parts: list[Any]) -> np.ndarray[Any, Any]:
@@ -208,9 +208,23 @@ class Engine(Computing, Renewable):
         self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
     ) -> DTensor:
         """Brings a tensor to another placement; see ``DTensor.redistribute``."""
+        found = self._brought(tensor, placement, mesh)
+        if found is not tensor:
+            return found
+        # In a register of its own: values that one of the two is assigned are not the other's.
+        plan = self._ways(tensor.info, placement, mesh)[0]
+        ref = self.executor.share(tensor.ref)
+        return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
+
+    def _brought(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> DTensor:
+        """The same for one use, to be dropped: the tensor itself where it lies so already."""
         if not isinstance(placement, (str, Placement)):
             self.plan(tensor, placement, mesh)  # says what was expected
         plan, moves = self._ways(tensor.info, placement, mesh)
+        if not moves:
+            return tensor
         ref = self.executor.run(moves, tensor.ref)
         return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
 

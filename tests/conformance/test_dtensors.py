@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -107,6 +108,18 @@ def test_assigning(session):
         session.assign(targets, sources)
         for name, array in arrays.items():
             np.testing.assert_array_equal(targets[name].numpy(), array)
+
+
+def test_what_is_assigned_is_no_other_tensors(session):
+    """Those that were made of one without a change keep its values, and it keeps theirs."""
+    array = numbers((5, 7), "int32")
+    for make in (lambda x: x.redistribute("S[0], R"), np.round, copy.copy, lambda x: x[...]):
+        for turned in (False, True):
+            x = session.distribute(array, GRID, "S[0], R")
+            target, kept = (x, make(x))[:: -1 if turned else 1]
+            session.assign({"x": target}, {"x": session.distribute(array + 1, GRID, "R, S[1]")})
+            np.testing.assert_array_equal(target.numpy(), array + 1)
+            np.testing.assert_array_equal(kept.numpy(), array)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
