@@ -155,7 +155,7 @@ def _variance(steps: _Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bo
         mean = steps.call("cast", mean, dtype=wide.dtype)
     squares = _squares(steps, steps.call("subtract", wide, mean))
     total = steps.call("sum", squares, axis=axis, keepdims=keepdims)
-    return steps.call("true_divide", total, max(count - ddof, 0.0))
+    return steps.call("true_divide", total, float(max(count - ddof, 0.0)))
 
 
 def _squares(steps: _Steps, x: DTensor) -> DTensor:
@@ -367,7 +367,9 @@ def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> D
     for name, limit in (("maximum", low), ("minimum", high)):
         if limit is not None:
             out = steps.call(name, out, limit)
-    return x if out is x else steps.result("clip")
+    if out is x:
+        steps.keep(x.redistribute(x.placement))
+    return steps.result("clip")
 
 
 # Positions. Those that are known here are checked here; on the workers, which check them again,

@@ -16,6 +16,7 @@ from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
+from disco_client.distributed.partial_sums import NumberStructInfo
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -177,7 +178,7 @@ class Engine(Computing, Renewable):
 
     def _to_fetch(self, tensor: DTensor) -> tuple[DTensor, list[int]]:
         """The tensor without partial values, and the workers that have all of it together."""
-        tensor = tensor.redistribute(tensor.placement.combined())
+        tensor = self._brought(tensor, tensor.placement.combined())
         return tensor, [tensor.mesh.device_ids[place] for place in first_places(tensor.info)]
 
     def _put_together(self, tensor: DTensor, parts: list[Any]) -> np.ndarray[Any, Any]:
@@ -210,9 +211,23 @@ class Engine(Computing, Renewable):
         self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
     ) -> DTensor:
         """Brings a tensor to another placement; see ``DTensor.redistribute``."""
+        found = self._brought(tensor, placement, mesh)
+        if found is not tensor:
+            return found
+        # In a register of its own: values that one of the two is assigned are not the other's.
+        plan = self._ways(tensor.info, placement, mesh)[0]
+        ref = self.executor.share(tensor.ref)
+        return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
+
+    def _brought(
+        self, tensor: DTensor, placement: Placement | str, mesh: DeviceMesh | None = None
+    ) -> DTensor:
+        """The same for one use, to be dropped: the tensor itself where it lies so already."""
         if not isinstance(placement, (str, Placement)):
             self.plan(tensor, placement, mesh)  # says what was expected
         plan, moves = self._ways(tensor.info, placement, mesh)
+        if not moves:
+            return tensor
         ref = self.executor.run(moves, tensor.ref)
         return DTensor(self, plan.after, ref, Origin("redistribute", (("moved", plan),)))
 
@@ -301,7 +316,9 @@ class Engine(Computing, Renewable):
         operands = [each.value if isinstance(each, _Number) else each.tensor_sinfo for each in seen]
         local = call_checked(name, rule, *operands, **dict(options))
         choice = choose(exact(local.pattern, infos, local.result.dtype), infos)
-        result = DTensorStructInfo(local.result, mesh, choice.output)
+        # Not what a rule has returned of its operand: a result is no number of the program's.
+        whole = TensorStructInfo(local.result.shape, local.result.dtype)
+        result = DTensorStructInfo(whole, mesh, choice.output)
         tables: Mapping[str, Sequence[Any]] = {}
         if local.tables is not None:
             tables = local.tables([plan.after for plan in choice.plans], result)
@@ -332,7 +349,9 @@ class Engine(Computing, Renewable):
         if isinstance(operand, _ARRAYS) and mesh is not None:
             host = plain_array(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
-            tensor = TensorStructInfo(host.shape, host.dtype)
+            tensor = (
+                TensorStructInfo(host.shape, host.dtype) if host.ndim else NumberStructInfo(host)
+            )
             return _Host(host, DTensorStructInfo(tensor, mesh, whole))
         msg = f"expected a distributed tensor, an array or a number, got {operand!r}"
         raise TypeError(msg)

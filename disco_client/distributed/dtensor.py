@@ -461,7 +461,7 @@ class DTensor(Distributed, ArrayLike):
         return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
 
     def explained_as(self, name: str, *made: DTensor) -> DTensor:
-        """The same tensor as the result of a function that took several; for `explain`.
+        """The same tensor, in its register, as the result of several functions; for `explain`.
 
         Args:
             name: The function.
@@ -493,7 +493,9 @@ class DTensor(Distributed, ArrayLike):
 
         ``x.redistribute("R, S[0]")`` stays on the mesh, ``x.redistribute(mesh, "S[1]")`` goes to
         any other one of the session, which may have some of the same workers or none. The
-        workers send one another what they lack; nothing passes the client.
+        workers send one another what they lack; nothing passes the client. Where it lies so
+        already the result has the same memory, but keeps its values when this one is assigned
+        others.
 
         Args:
             mesh: The mesh; left out for the tensor's own.
@@ -682,6 +684,11 @@ class DTensor(Distributed, ArrayLike):
 
     def _repr_html_(self) -> str:
         return html_of(self)
+
+    def __copy__(self) -> DTensor:
+        """Another tensor of the same values: what either is assigned later is not the other's."""
+        ref = self._engine.redistribute(self, self.placement).ref
+        return DTensor(self._engine, self.info, ref, self.origin, self.name)
 
     def __repr__(self) -> str:
         parts = [self.info.local_shape(place) for place in range(self.mesh.size)]

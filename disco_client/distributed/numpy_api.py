@@ -93,7 +93,7 @@ def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -
     if a.dtype.kind in "iu":
         if decimals < 0:
             raise ConfigError("integers are rounded to no fewer than 0 decimals")
-        return a
+        return a.redistribute(a.placement).explained_as("round")
     if not decimals:
         return engine.call("rint", a)
     # As numpy does it: exactly only where the factor is.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
+from disco_client.distributed.partial_sums import may_convert, may_scale
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -180,22 +181,18 @@ def exact(
 ) -> Pattern:
     """A pattern less what holds for numbers, but not for those of these dtypes.
 
-    Partial integers may go round at the ends of their dtype, and partial truth values
-    are true on several workers: in another dtype their sum would be another one. So
-    only floating-point numbers may change their dtype before they are combined, and
-    must stay such. What collectives do not combine is not combined.
+    What collectives do not combine is not combined.
 
     Args:
         pattern: Of a function.
         operands: Its operands.
         result: The dtype of the result.
     """
-
-    def holds(number: int) -> bool:
-        dtype = operands[number].tensor_sinfo.dtype
-        return dtype == result or not (_is_exact(dtype) or _is_exact(result))
-
-    linear = tuple(together for together in pattern.linear if all(map(holds, together)))
+    linear = tuple(
+        together
+        for together in pattern.linear
+        if all(may_convert(operands[number].tensor_sinfo.dtype, result) for number in together)
+    )
     along = tuple(each for each in pattern.combines if combines(result, each[1]))
     alike = linear == pattern.linear and along == pattern.combines
     return pattern if alike else replace(pattern, linear=linear, combines=along)
@@ -209,10 +206,6 @@ def _without_sums(pattern: Pattern, operands: Sequence[DTensorStructInfo]) -> Pa
         if all(combines(operands[number].tensor_sinfo.dtype, "sum") for number in together)
     )
     return pattern if linear == pattern.linear else replace(pattern, linear=linear)
-
-
-def _is_exact(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biu"
 
 
 def _is_even(pattern: Pattern, mesh: Sequence[int], options: Sequence[_Option]) -> bool:
@@ -426,18 +419,42 @@ def _elementwise(
         if isinstance(each, TensorStructInfo)
     )
     output = tuple(f"a{axis}" for axis in range(len(whole)))
-    pattern = Pattern(inputs, output, linear=_linear(name, operands, len(inputs)))
-    return Local(name, pattern, TensorStructInfo(whole, dtype), options or {})
+    result = TensorStructInfo(whole, dtype)
+    pattern = Pattern(inputs, output, linear=_linear(name, operands, result.dtype))
+    return Local(name, pattern, result, options or {})
 
 
-def _linear(name: str, operands: tuple[Any, ...], tensors: int) -> tuple[tuple[int, ...], ...]:
+def _linear(
+    name: str, operands: tuple[Any, ...], result: np.dtype[Any]
+) -> tuple[tuple[int, ...], ...]:
     if name in _LINEAR_TOGETHER:
-        return ((0, 1),) if tensors == len(operands) else ()
+        are_tensors = (isinstance(each, TensorStructInfo) for each in operands)
+        return ((0, 1),) if all(are_tensors) else ()
     if name in _LINEAR_ALONE:
-        return tuple((number,) for number in range(tensors))
-    if name in _LINEAR_IN_FIRST and isinstance(operands[0], TensorStructInfo):
-        return ((0,),)
-    return ()
+        return _scaled(operands, range(len(operands)), result)
+    return _scaled(operands, (0,), result) if name in _LINEAR_IN_FIRST else ()
+
+
+def _scaled(
+    operands: tuple[Any, ...], places: Sequence[int], result: np.dtype[Any]
+) -> tuple[tuple[int, ...], ...]:
+    """Of the operands at some places those that may be partial sums, which the others scale.
+
+    Args:
+        operands: Of a function that is linear in each at these places.
+        places: Among the operands, numbers included.
+        result: The dtype of the result.
+    """
+    tensors = [place for place, each in enumerate(operands) if isinstance(each, TensorStructInfo)]
+    return tuple(
+        (number,)
+        for number, place in enumerate(tensors)
+        if place in places
+        and all(
+            may_scale(factor, operands[place].dtype, result)
+            for factor in (*operands[:place], *operands[place + 1 :])
+        )
+    )
 
 
 def _ufunc(*operands: Any, name: str) -> Local:
@@ -551,14 +568,14 @@ def _einsum(*operands: TensorStructInfo, subscripts: str) -> Local:
         right = "".join(sorted(letter for letter in extents if left.count(letter) == 1))
     if any(letter not in extents or right.count(letter) > 1 for letter in right):
         _refuse(subscripts, f"{right!r} is no result of {left!r}")
+    full = f"{left}->{right}"
+    dtype, wide = _einsum_dtypes(full, operands)
     pattern = Pattern(
         tuple(tuple(letters) for letters in inputs),
         tuple(right),
         tuple((letter, "sum") for letter in extents if letter not in right),
-        tuple((number,) for number in range(len(operands))),
+        _scaled(operands, range(len(operands)), dtype),
     )
-    full = f"{left}->{right}"
-    dtype, wide = _einsum_dtypes(full, operands)
     whole = [extents[letter] for letter in right]
     options = {"subscripts": full, "wide": wide}
     return Local("einsum", pattern, TensorStructInfo(whole, dtype), options)

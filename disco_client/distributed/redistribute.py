@@ -475,6 +475,7 @@ class RedistributionExecutor:
     def __init__(self, core: SessionCore) -> None:
         self._core = core
         self._teams: dict[tuple[tuple[int, ...], ...], DRef] = {}
+        self._share: DRef | None = None
         self.watchers: list[Callable[[RedistributionStep], None]] = []
 
     def bind(self, move: str, *constants: object) -> DRef:
@@ -541,6 +542,7 @@ class RedistributionExecutor:
     def renew(self) -> None:
         """Forgets the communicators, because other workers take the place of theirs."""
         self._teams = {}
+        self._share = None
 
     def prepare(self, plan: RedistributionPlan) -> tuple[Move, ...]:
         """Sends the workers what a plan needs; for any number of calls of :meth:`run`."""
@@ -561,6 +563,19 @@ class RedistributionExecutor:
             for watcher in self.watchers:
                 watcher(step)
         return ref
+
+    def share(self, ref: DRef) -> DRef:
+        """Puts the same parts into a register of their own, without a copy; returns at once.
+
+        Each worker sees then that two registers have its part, and overwrites it for neither.
+
+        Args:
+            ref: The parts of a tensor.
+        """
+        share = self._share
+        if share is None:
+            share = self._share = self.bind("share")
+        return self._core.call(share, ref)
 
     def _extents(self, info: DTensorStructInfo, mesh_axis: int, axis: int) -> list[Any]:
         return self.table(info.device_mesh, line_extents(info, mesh_axis, axis))

@@ -187,9 +187,7 @@ def save(
     _check_tensors(engine, tensors)
     # Raises earlier failures before anything is written; and a capture is refused here.
     core.sync()
-    whole = {
-        name: tensor.redistribute(tensor.placement.plain()) for name, tensor in tensors.items()
-    }
+    whole = {name: _lying(tensor, tensor.placement.plain()) for name, tensor in tensors.items()}
     await_values(core, list(whole.values()))
     generation = f"generation-{secrets.token_hex(8)}"
     begun = _save(core, "begin", where, generation)
@@ -234,6 +232,11 @@ def _check_tensors(engine: Computing, tensors: object) -> None:
             )
         if not tensor.belongs_to(engine):
             raise ForeignReference(f"{name!r} is a tensor of another session")
+
+
+def _lying(tensor: DTensor, placement: Placement) -> DTensor:
+    """A tensor as it is to lie: itself if it does, where nobody else will have it."""
+    return tensor if tensor.placement == placement else tensor.redistribute(placement)
 
 
 def _describe(
@@ -379,7 +382,7 @@ def _read(
                 item = call("runtime.disco._weights_item", read, place)
                 loaded[names[number]] = DTensor(engine, infos[number], item, Origin("load"))
             ahead.add(sum(sizes[number] for number in some))
-    return {name: loaded[name].redistribute(info.placement) for name, info in targets.items()}
+    return {name: _lying(loaded[name], info.placement) for name, info in targets.items()}
 
 
 # Tensors in files, of which each worker reads its own part.
@@ -471,4 +474,4 @@ def distribute_file(
     ref = call(
         "runtime.disco._file_read", opened, shape, dtype_name(info.tensor_sinfo.dtype), table
     )
-    return DTensor(engine, whole, ref).redistribute(info.placement)
+    return _lying(DTensor(engine, whole, ref), info.placement)

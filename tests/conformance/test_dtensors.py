@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -107,6 +108,33 @@ def test_assigning(session):
         session.assign(targets, sources)
         for name, array in arrays.items():
             np.testing.assert_array_equal(targets[name].numpy(), array)
+
+
+def test_what_is_assigned_is_no_other_tensors(session):
+    """Those that were made of one without a change keep its values, and it keeps theirs."""
+    array = numbers((5, 7), "int32")
+    for make in (lambda x: x.redistribute("S[0], R"), np.round, copy.copy, lambda x: x[...]):
+        for turned in (False, True):
+            x = session.distribute(array, GRID, "S[0], R")
+            target, kept = (x, make(x))[:: -1 if turned else 1]
+            session.assign({"x": target}, {"x": session.distribute(array + 1, GRID, "R, S[1]")})
+            np.testing.assert_array_equal(target.numpy(), array + 1)
+            np.testing.assert_array_equal(kept.numpy(), array)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_sums_by_zero_and_what_is_not_finite(session):
+    """As numpy gives them, also where parts of a sum would be infinite each."""
+    for dtype in ("float32", "float16", "complex64"):
+        parts = np.array([[5, 3, 1, 0], [-8, -3, 1, 0], [0, 0, 2, 0]], dtype)
+        for number in (0, math.inf, -math.inf, math.nan, np.float32(0), np.array(0, dtype), 0j, 4):
+            total = session.distribute(parts, LINE, "S[0]").sum(axis=0)
+            assert str(total.placement) == "P[sum]"
+            host = parts.sum(axis=0)
+            np.testing.assert_array_equal((total / number).numpy(), host / number)
+            np.testing.assert_array_equal((number * total).numpy(), number * host)
+        x = session.distribute(np.abs(parts), LINE, "S[0]")
+        np.testing.assert_array_equal(x.var(axis=0, ddof=3).numpy(), np.abs(parts).var(0, ddof=3))
 
 
 def test_dtypes(session):

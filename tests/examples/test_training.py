@@ -6,7 +6,9 @@ import re
 
 import numpy as np
 import pytest
+import train_and_generate
 
+from disco_client import ThreadedSession
 from training_runs import losses_of, train
 
 
@@ -40,3 +42,20 @@ def test_what_two_workers_have_learned_two_others_write():
     )
     assert passed == 2 * sent
     assert direct.endswith("1.00 times the least")
+
+
+def test_a_step_moves_the_slopes_and_nothing_else():
+    """By an allreduce each; the loss, a partial sum by the size of the batch, stays one."""
+    with ThreadedSession(4) as session:
+        weights = train_and_generate.first_weights(session, 8)
+        steps = []
+        session._engine.executor.watchers.append(steps.append)
+        step = train_and_generate.capture_step(session, weights)
+        moved = [(each.move, tuple(each.after.tensor_sinfo.shape)) for each in steps]
+        assert moved == [("allreduce", tuple(weights[name].shape)) for name in ("into", "out")]
+        x, y = (
+            session.distribute(part, train_and_generate.TRAIN, "S[0]")
+            for part in train_and_generate.batch(np.random.default_rng(3))
+        )
+        *_, loss = step(weights["into"], weights["out"], x, y)
+        assert str(loss.placement) == "P[sum]"

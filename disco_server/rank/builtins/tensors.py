@@ -75,6 +75,11 @@ def _from_host(whole: HostArray, bounds: Table) -> HostArray | None:
     return whole[(*part, ...)].copy()
 
 
+def _same(local: HostArray | None) -> HostArray | None:
+    """Returns the same part, for another register."""
+    return local
+
+
 def _keep(local: HostArray | None, op: str, keeps: Table) -> HostArray | None:
     """Makes copies parts of a sum: one keeps its values, the others get neutral ones."""
     if local is None or op in ("min", "max") or _mine(keeps):
@@ -173,6 +178,7 @@ def _join(
 _MOVES: Mapping[str, Callable[..., HostArray | None]] = {
     "empty": _empty,
     "from_host": _from_host,
+    "share": _same,
     "keep": _keep,
     "broadcast": _broadcast,
     "allreduce": _allreduce,

@@ -42,6 +42,9 @@ _NOTHING: tuple[Any, ...] = (0, None, [()], (), [()], [()], ())
 _ALONE = 2
 """How often a register's array is referred to if nobody else has it: there, and to ask this."""
 
+_LENT = ("UnownedMemory", "DLPackMemory")
+"""cupy's classes of memory that is something else's."""
+
 
 class PartTransfer(NamedCall):
     """One rank's part in a route, for any number of tensors that lie alike.
@@ -161,7 +164,7 @@ class PartTransfer(NamedCall):
         held = slots[register]
         fits = held.shape == self._shape and held.dtype == self._dtype
         writable = on_device(held) or held.flags.writeable
-        return held if fits and writable and held.flags.c_contiguous else None
+        return held if fits and writable and held.flags.c_contiguous and _owns(held) else None
 
     def _combine(self, local: Array) -> list[Array]:
         """Exchanges partial values, and combines those that this rank is to combine; flat."""
@@ -245,6 +248,17 @@ class PartTransfer(NamedCall):
 
     def _new(self, count: int) -> Array:
         return self._worker.arrays.empty((count,), self._dtype)
+
+
+def _owns(array: Array) -> bool:
+    """Whether memory goes with an array, or with the one of which it is a view.
+
+    Where it is another library's, or a buffer's, others may have it unseen.
+    """
+    base = array if array.base is None else array.base
+    if on_device(base):
+        return type(base.data.mem).__name__ not in _LENT
+    return type(base) is np.ndarray and base.flags.owndata
 
 
 def _rows(flat: Sequence[int], size: int) -> list[list[int]]:

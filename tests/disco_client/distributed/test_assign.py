@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from disco_client import (
     RemoteError,
     ThreadedSession,
 )
-from disco_client.distributed import DeviceMesh
+from disco_client.distributed import DeviceMesh, Local, Pattern, register_rule
 
 TRAIN = DeviceMesh((2,), [0, 1])
 USE = DeviceMesh((2,), [3, 2])
@@ -116,6 +118,136 @@ def test_values_go_into_the_memory_of_the_target():
         del view
         session.assign({"x": target}, {"x": target})
         np.testing.assert_array_equal(target.numpy(), np.full((64, 1024), 2))
+
+
+ALIKE = {
+    "redistribute": lambda x: x.redistribute(x.placement),
+    "redistribute to the mesh": lambda x: x.redistribute(x.mesh, str(x.placement)),
+    "clip": lambda x: x.clip(),
+    "numpy.clip": lambda x: np.clip(x, None, None),
+    "round": lambda x: np.round(x, 2),
+    "Python's round": round,
+    "copy": copy.copy,
+    "positive": lambda x: +x,
+    "cast": lambda x: x.astype(x.dtype),
+    "reshape": lambda x: x.reshape(x.shape),
+    "flat": np.ravel,
+    "squeeze": np.squeeze,
+    "expand": lambda x: x[None],
+    "transpose": lambda x: x.transpose(0, 1),
+    "all of it": lambda x: x[...],
+    "rows": lambda x: x[1:],
+    "split": lambda x: np.split(x, 2)[1],
+    "einsum": lambda x: np.einsum("ij->ji", x),
+    "to copies": lambda x: x.redistribute("R"),
+    "to sums": lambda x: x.redistribute("P"),
+    "along no axis": lambda x: x.sum(axis=()),
+    "stacked": lambda x: np.vstack([x]),
+    "conjugate": np.conjugate,
+    "program": lambda x: identity_program(x)(x),
+    "function": lambda x: x.ref.session.apply("tests.assign.same", x),
+    "buffer": lambda x: x.ref.session.apply("tests.assign.of_buffer", x),
+    "dlpack": lambda x: x.ref.session.apply("tests.assign.of_dlpack", x),
+}
+"""What may have the memory of the tensor that it is given."""
+
+
+@disco_server.register_func("tests.assign.same")
+def same_part(part):
+    """The operand itself."""
+    return part
+
+
+@disco_server.register_func("tests.assign.of_dlpack")
+def of_dlpack(part):
+    """The same memory, lent."""
+    return np.from_dlpack(part)
+
+
+@disco_server.register_func("tests.assign.of_buffer")
+def of_buffer(part):
+    """The same memory as an array that knows nothing of the first."""
+    return np.frombuffer(memoryview(part).cast("B"), part.dtype).reshape(part.shape)
+
+
+for _name in ("same", "of_dlpack", "of_buffer"):
+
+    @register_rule(f"tests.assign.{_name}")
+    def _rule(x, name=f"tests.assign.{_name}"):
+        return Local(name, Pattern((("a", "b"),), ("a", "b")), x)
+
+
+def identity_program(x):
+    with x.ref.session.capture("identity") as program:
+        program.output(program.input("x", like=x))
+    return program
+
+
+@pytest.mark.parametrize("placement", ["R", "S[0]", "S[1]", "P", "S[0: 0-1, 1-4]"])
+def test_nothing_else_gets_what_a_tensor_is_assigned(placement):
+    """Whatever made one of the other: either keeps its values, as copies of numpy's do."""
+    array = np.arange(1, 9).reshape(4, 2)
+    with ThreadedSession(2) as session:
+        for name, make in ALIKE.items():
+            for turned in (False, True):
+                x = session.distribute(array, placement=placement)
+                y = make(x)
+                target, kept = (y, x) if turned else (x, y)
+                before, new = kept.numpy(), np.full(target.shape, 77)
+                session.assign({"x": target}, {"x": session.distribute(new)})
+                np.testing.assert_array_equal(target.numpy(), new, err_msg=name)
+                np.testing.assert_array_equal(kept.numpy(), before, err_msg=f"{name}, {turned}")
+
+
+def test_two_that_were_one_are_two_targets():
+    """Both are assigned at once, also each what the other has."""
+    one, other = np.zeros((4, 2)), np.ones((4, 2))
+    with ThreadedSession(2) as session:
+        x, y = (session.distribute(each, placement="S[0]") for each in (one, other))
+        session.assign({"x": x, "y": y}, {"x": copy.copy(y), "y": copy.copy(x)})
+        np.testing.assert_array_equal(x.numpy(), other)
+        np.testing.assert_array_equal(y.numpy(), one)
+        again = x.redistribute("S[0]")
+        session.assign({"x": x, "again": again}, {"x": y, "again": y + 2})
+        np.testing.assert_array_equal(x.numpy(), one)
+        np.testing.assert_array_equal(again.numpy(), one + 2)
+
+
+def test_a_program_has_the_one_that_it_has_captured():
+    """Not the other one, though both had one memory."""
+    with ThreadedSession(2) as session:
+        x = session.distribute(np.ones(4), placement="S[0]")
+        y = x.redistribute("S[0]")
+        with session.capture("both") as program:
+            program.output(x + 0, y + 0, y, y)
+        session.assign({"x": x}, {"x": session.distribute(np.full(4, 5.0))})
+        first, second, third, fourth = program()
+        assert (first.numpy()[0], second.numpy()[0], third.numpy()[0]) == (5, 1, 1)
+        session.assign({"x": third}, {"x": x})
+        assert (third.numpy()[0], fourth.numpy()[0], y.numpy()[0]) == (5, 1, 1)
+
+
+def test_nothing_is_copied_where_nothing_is_shared():
+    """When the other one is gone, or was what is assigned, values go into the memory again."""
+    with ThreadedSession(2) as session:
+        place = session.get_global_func("tests.where_it_lies")
+        ones = session.distribute(np.ones((64, 1024), "float32"))
+        x = session.distribute(np.zeros((64, 1024), "float32"), placement="S[0]")
+        at_first = place(x.ref).get_all()
+        # Kept under the same name, so that the first is gone.
+        x = x.redistribute("S[0]")
+        x = copy.copy(x)
+        assert place(x.ref).get_all() == at_first
+        session.assign({"x": x}, {"x": ones})
+        assert place(x.ref).get_all() == at_first
+        y = x.clip()
+        assert place(y.ref).get_all() == at_first
+        session.assign({"x": x}, {"x": ones + 1})
+        moved = place(x.ref).get_all()
+        assert (place(y.ref).get_all(), set(moved) & set(at_first)) == (at_first, set())
+        # Neither is shared now.
+        session.assign({"x": x, "y": y}, {"x": ones, "y": ones})
+        assert (place(x.ref).get_all(), place(y.ref).get_all()) == (moved, at_first)
 
 
 def many(session, value, mesh, placement):

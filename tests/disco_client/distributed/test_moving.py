@@ -25,9 +25,19 @@ def test_a_plan_is_prepared_once_and_run_often(workers):
 
 
 def test_nothing_is_done_for_nothing(workers):
-    """The parts stay in their register."""
+    """The parts stay where they are, in a second register; a fetch needs none, nor a command."""
     x = workers.distribute(np.ones(4), workers.mesh(), "S[0]")
-    assert x.redistribute("S[0]").ref is x.ref
+    count = workers.get_global_func("runtime.disco._received_bytes")
+    before = count().get_all()
+    y = x.redistribute("S[0]")
+    assert y.explain() == "redistribute -> S[0]: 0 bytes to a worker\n  nothing moved"
+    assert y.ref.reg_id != x.ref.reg_id
+    assert count().get_all() == before
+    issued = workers.statistics()["issued"]
+    x.numpy()
+    y.redistribute("S[0]")
+    # Of a fetch one for each worker that has a part, and the other tensor.
+    assert workers.statistics()["issued"] - issued == 5
 
 
 def test_each_step_is_told_to_who_watches(workers):
