@@ -40,12 +40,82 @@ __all__ = [
     "CommandLog",
     "Fill",
     "LogWatcher",
+    "Owners",
     "RegisterIds",
     "Site",
     "StepLines",
     "call_site",
     "locate",
 ]
+
+
+# Who owns a register: one reference, but for those of which a reference was copied, or which a
+# captured program reads.
+
+
+class _Shared:
+    """What is to be known of a register that has not just one owner.
+
+    Attributes:
+        others: As many entries as it has owners besides one.
+        kept: The registers of which it is an owner itself.
+    """
+
+    __slots__ = ("kept", "others")
+
+    def __init__(self) -> None:
+        self.others: list[None] = []
+        self.kept: Sequence[int] = ()
+
+
+class Owners:
+    """The owners of the registers of one session; the last one frees a register.
+
+    References are copied and end in any thread, in signal handlers and in the garbage
+    collector, so no method takes a lock: each step that counts is one operation of a dict or
+    a list, which nothing interrupts. Who adds an owner is one, or has one, meanwhile.
+
+    The count is that of owners which have not ended. It does not follow who refers to whom,
+    because the garbage collector ends all objects of a cycle, in any order, before any of
+    them is gone.
+
+    Attributes:
+        several: The registers that have not just one.
+    """
+
+    __slots__ = ("several",)
+
+    def __init__(self) -> None:
+        self.several: dict[int, _Shared] = {}
+
+    def add(self, register: int) -> None:
+        """Notes one more owner of a register."""
+        self.several.setdefault(register, _Shared()).others.append(None)
+
+    def keep(self, register: int, kept: Sequence[int]) -> None:
+        """Makes a register an owner of others, for as long as it has one itself."""
+        for other in kept:
+            self.add(other)
+        self.several.setdefault(register, _Shared()).kept = kept
+
+    def remove(self, register: int) -> list[int]:
+        """Notes that an owner has ended; returns the registers that have none any more."""
+        ended: list[int] = []
+        removed = [register]
+        while removed:
+            register = removed.pop()
+            shared = self.several.get(register)
+            if shared is not None:
+                try:
+                    shared.others.pop()
+                except IndexError:
+                    # Before it is freed: its number may be taken right after that.
+                    del self.several[register]
+                    removed += shared.kept
+                else:
+                    continue
+            ended.append(register)
+        return ended
 
 
 # Register ids: the client allocates them, so calls need no answer first.
@@ -56,11 +126,16 @@ __all__ = [
 
 
 class RegisterIds:
-    """The free list of one session; the owner's lock guards it."""
+    """The free list of one session; the owner's lock guards it, but for `owners`.
 
-    __slots__ = ("_free", "_next")
+    Attributes:
+        owners: Whose the registers are.
+    """
+
+    __slots__ = ("_free", "_next", "owners")
 
     def __init__(self) -> None:
+        self.owners = Owners()
         self._free: list[int] = []
         self._next = 1  # 0 is never a live register
 
@@ -349,6 +424,7 @@ class CommandLog:
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
 
+    # Of more than thirty fields Python would read each one more slowly.
     def __init__(self, session: int, num_workers: int, first_seq: int = 1) -> None:
         self._session = session
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
@@ -531,7 +607,13 @@ class CommandLog:
 
     def release(self, register: int) -> None:
         """Notes that a reference died; safe inside the garbage collector."""
-        self._dead.append(register)
+        owners = self._ids.owners
+        if register not in owners.several:
+            self._dead.append(register)
+        elif ended := owners.remove(register):
+            self._dead.extend(ended)
+        else:
+            return
         if self.pump is None:
             self._wake_sender()
         elif not (self._awake or self._kills_due):
@@ -604,6 +686,11 @@ class CommandLog:
         """The registers that references stand for."""
         with self._lock:
             return self._ids.live() - set(self._dead)
+
+    @property
+    def owners(self) -> Owners:
+        """Whose the registers are."""
+        return self._ids.owners
 
     @property
     def last_seq(self) -> int:

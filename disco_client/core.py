@@ -12,12 +12,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar, cast
 
 from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_of
 from disco_client.arrays.host_tensor import with_tensors
 from disco_client.arrays.transfer import Downloads, Uploads
 from disco_client.command_log import CommandLog, StepLines
+from disco_client.copies import Handle, copy_fields
 from disco_client.diagnosis import look_at
 from disco_client.errors import (
     ConfigError,
@@ -82,8 +83,34 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 _Part = TypeVar("_Part")
 
 
-class DRef:
+class _Ended:
+    """Takes the place of the core in a reference that has ended; refuses every use.
+
+    The garbage collector ends all references of a cycle before its other objects are gone, so
+    that these can still use them: in ``__del__``, in ``finally`` of a generator. No check
+    looks for that: a session refuses a reference whose core is not its own.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what Python itself looks for
+            raise AttributeError(name)
+        raise ForeignReference(_FREED)
+
+
+_FREED = (
+    "this reference has ended and its register was freed, where another value may be by now;"
+    " the garbage collector ends the references of a cycle of objects before some of these"
+    " objects' __del__ and finally run. Use it before, or keep a reference outside of the cycle"
+)
+_ENDED: Any = _Ended()
+_NOT_KNOWN: list[Any] = [(), None]
+
+
+class DRef(Handle):
     """A register, the same one on every worker; when it dies, they empty it.
+
+    ``copy.copy`` makes another reference to the register, which lives as long as any of them;
+    pickle and ``copy.deepcopy`` are an :class:`~disco_client.EncodingError`.
 
     Attributes:
         reg_id: The register.
@@ -97,9 +124,13 @@ class DRef:
         4
     """
 
-    __slots__ = ("__weakref__", "_core", "_holds", "_owner", "reg_id", "session")
+    __slots__ = ("__weakref__", "_core", "_holds", "reg_id", "session")
 
-    _holds: tuple[tuple[int, ...], np.dtype[Any] | None]
+    _instead: ClassVar[str] = (
+        "copy.copy(ref) is another reference to the register, and ref.get() or ref.numpy()"
+        " fetches what a worker's holds"
+    )
+    _holds: list[Any]
 
     def __init__(self, reg_id: int, session: Any, owner: DRef | None = None) -> None:
         """Made by a session, never by a program.
@@ -107,17 +138,28 @@ class DRef:
         Args:
             reg_id: The register.
             session: The session it belongs to.
-            owner: The reference that frees the register, where this one does not.
+            owner: Another reference to the register, if there is one; the last one frees it.
         """
         self.reg_id: int = reg_id
         self.session: Any = session
+        if owner is not None:
+            owner._core.share(reg_id)  # noqa: SLF001  (of the same class)
         self._core: SessionCore = session._core  # noqa: SLF001  (a session and its core are one)
-        self._owner = owner
 
     def __del__(self) -> None:
-        # Attributes are missing where __init__ raised.
-        if getattr(self, "_owner", self) is None:
-            self._core.release(self.reg_id)
+        # Others may use it afterwards: what the garbage collector ends is not gone at once.
+        # The attribute is missing where __init__ raised.
+        core = getattr(self, "_core", _ENDED)
+        if core is not _ENDED:
+            self._core = _ENDED
+            core.log.release(self.reg_id)
+
+    def __copy__(self) -> Self:
+        core = self._core
+        made = copy_fields(self, without="_core")
+        core.share(self.reg_id)  # before it can end
+        made._core = core  # noqa: SLF001  (of the same class)
+        return made
 
     def get(self, worker: int = 0, timeout: float | None = None) -> Any:
         """Fetches what one worker's register holds; waits for it.
@@ -285,11 +327,13 @@ class DRef:
 
     def _known(self) -> dict[str, str]:
         """Shape and dtype of its array, where the session knows them."""
-        shape, dtype = getattr(self, "_holds", ((), None))
+        shape, dtype = getattr(self, "_holds", _NOT_KNOWN)
         return {} if dtype is None else {"shape": repr(shape), "dtype": repr(dtype.name)}
 
     def __repr__(self) -> str:
         facts = {"reg_id": self.reg_id, "session": repr(self.session.name), **self._known()}
+        if self._core is _ENDED:
+            facts["freed"] = True
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in facts.items())})"
 
     def _repr_html_(self) -> str:
@@ -304,10 +348,10 @@ class DRef:
         return facts_table(type(self).__name__, facts)
 
 
-def _holding(ref: DRef, shape: Sequence[int], dtype: np.dtype[Any] | None) -> DRef:
-    """Notes for people what array a register is to hold; None where that is not known."""
+def _holding(ref: DRef, shape: Sequence[int], dtype: np.dtype[Any]) -> DRef:
+    """Notes for people what array a register is to hold."""
     # Only what the session itself makes has it, so that no other reference costs more.
-    ref._holds = (tuple(shape), dtype)  # noqa: SLF001  (of the same module)
+    ref._holds = [tuple(shape), dtype]  # noqa: SLF001  (of the same module)
     return ref
 
 
@@ -355,11 +399,16 @@ class DPackedFunc(DRef):
 
     __slots__ = ()
 
+    _instead: ClassVar[str] = (
+        "look the function up elsewhere, by session.get_global_func(name) or in its module;"
+        " copy.copy(f) is another reference to it"
+    )
+
     def __init__(self, dref: DRef, session: Any) -> None:
         """Takes a reference whose register holds a function.
 
         Raises:
-            ForeignReference: The reference belongs to another session.
+            ForeignReference: The reference belongs to another session, or its register was freed.
         """
         super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
 
@@ -399,7 +448,7 @@ class DPackedFunc(DRef):
         return ChosenFunction(self, check_chosen(workers, worker, self._core.num_workers))
 
 
-class ChosenFunction:
+class ChosenFunction(Handle):
     """A function whose calls only some workers execute; see :meth:`DPackedFunc.on`.
 
     Attributes:
@@ -408,6 +457,8 @@ class ChosenFunction:
     """
 
     __slots__ = ("func", "workers")
+
+    _instead: ClassVar[str] = "look the function up elsewhere, by session.get_global_func(name)"
 
     def __init__(self, func: DPackedFunc, workers: tuple[int, ...]) -> None:
         """Made by a function, never by a program."""
@@ -445,11 +496,16 @@ class DModule(DRef):
 
     __slots__ = ()
 
+    _instead: ClassVar[str] = (
+        "load the module elsewhere, by session.load_vm_module(path); copy.copy(module) is another"
+        " reference to it"
+    )
+
     def __init__(self, dref: DRef, session: Any) -> None:
         """Takes a reference whose register holds a module.
 
         Raises:
-            ForeignReference: The reference belongs to another session.
+            ForeignReference: The reference belongs to another session, or its register was freed.
         """
         super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
 
@@ -613,8 +669,9 @@ class SessionCore:
 
     def __reduce__(self) -> NoReturn:
         msg = (
-            f"session {self.name!r} and its references are of use in this process alone; open a"
-            " session in the other one, or hand data over as arrays (.numpy())"
+            f"session {self.name!r} can be neither copied nor pickled, because there is one of it,"
+            " in this process; pass the session itself here, or open another one elsewhere and"
+            " hand data over as arrays (.numpy())"
         )
         raise EncodingError(msg)
 
@@ -759,7 +816,7 @@ class SessionCore:
 
     def call_now(self, name: str, *args: object) -> DRef:
         """Calls a function for this session, also in a thread that captures a program."""
-        return self._call_with_values(self.builtin(name).reg_id, args)
+        return self._call_with_values(self.check_ref(self.builtin(name)), args)
 
     # Arrays --------------------------------------------------------------------
 
@@ -849,7 +906,8 @@ class SessionCore:
         """Copies an array into one worker's register; waits until it is there."""
         self.check_may_wait("await asyncio.to_thread(ref.debug_copy_from, worker, array)")
         array, worker = as_host_array(value), self.check_worker(worker)
-        _holding(ref, (), None)  # one worker's may be another one from now on
+        # One worker's may be another one from now on; copies of the reference know it, too.
+        getattr(ref, "_holds", _NOT_KNOWN)[:] = _NOT_KNOWN
         self.here().send_array(
             Action.DEBUG_SET_REGISTER, ref, worker, array, answers=1, timeout=timeout
         )
@@ -1198,9 +1256,9 @@ class SessionCore:
 
     # Checks --------------------------------------------------------------------------
 
-    def release(self, register: int) -> None:
-        """Notes that a reference died; safe inside the garbage collector."""
-        self.log.release(register)
+    def share(self, register: int) -> None:
+        """Notes one more reference to a register, which the last one that dies frees."""
+        self.log.owners.add(register)
 
     def here(self) -> SessionCore:
         """This session, or what records for it in a task or thread that captures a program."""

@@ -344,6 +344,9 @@ class NoSuchNode(DiscoError, LookupError):
 class ForeignReference(SessionError, ValueError):
     """A reference belongs to another session, or its register was freed.
 
+    The latter where the garbage collector has ended the reference as part of a cycle of objects,
+    some of which use it afterwards: in ``__del__``, or in ``finally`` of a generator.
+
     Examples:
         >>> with disco_client.ThreadedSession(1) as other:
         ...     session.allreduce(other.broadcast(np.ones(2)))

@@ -22,8 +22,9 @@ from collections.abc import (
     Sequence,
 )
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
+from disco_client.copies import Handle
 from disco_client.errors import DiscoError
 from disco_client.replies import Deadline
 
@@ -112,7 +113,7 @@ class Background:
 # What programs hold. --------------------------------------------------------------------------
 
 
-class RefFuture(concurrent.futures.Future[Any]):
+class RefFuture(Handle, concurrent.futures.Future[Any]):
     """A value that was asked for, and has not come yet.
 
     Made by :meth:`DRef.future <disco_client.DRef.future>`. Any thread may wait for it, and
@@ -128,6 +129,8 @@ class RefFuture(concurrent.futures.Future[Any]):
         >>> future.result(timeout=60)
         array([0, 1, 2])
     """
+
+    _instead: ClassVar[str] = "future.result() is the value, which can be copied and sent"
 
     def __init__(
         self,
@@ -161,6 +164,10 @@ class RefFuture(concurrent.futures.Future[Any]):
         self._alive = alive
         self._claim = threading.Lock()
         self._told = False
+
+    def __copy__(self) -> Self:
+        # There is one answer, which wakes this one.
+        return self
 
     # When the answer comes ----------------------------------------------------------------
 

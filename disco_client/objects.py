@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from disco_client.arguments import WorkerGrid, check_chosen
+from disco_client.copies import Handle
 from disco_client.core import ChosenFunction, DPackedFunc, DRef, SessionCore, core_of
 
 if TYPE_CHECKING:
@@ -50,11 +51,16 @@ class DObject(DRef):
 
     __slots__ = ()
 
+    _instead: ClassVar[str] = (
+        "create an object elsewhere, and hand over what methods return; copy.copy(x) is another"
+        " reference to it"
+    )
+
     def __init__(self, dref: DRef, session: Any) -> None:
         """Takes a reference whose register holds an object.
 
         Raises:
-            ForeignReference: The reference belongs to another session.
+            ForeignReference: The reference belongs to another session, or its register was freed.
         """
         super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
 
@@ -91,10 +97,12 @@ class DObject(DRef):
         return ChosenObject(self, check_chosen(workers, worker, self._core.num_workers))
 
 
-class ChosenObject:
+class ChosenObject(Handle):
     """An object whose methods only some workers call; see :meth:`DObject.on`."""
 
     __slots__ = ("_object", "_workers")
+
+    _instead: ClassVar[str] = "create an object elsewhere, and hand over what methods return"
 
     def __init__(self, held: DObject, workers: tuple[int, ...]) -> None:
         """Made by an object, never by a program."""
@@ -107,6 +115,7 @@ class ChosenObject:
         Raises:
             AttributeError: The name is private.
         """
+        _check_public(name, self)  # first, as it may be a field that is not set yet
         return ChosenFunction(_look_up(self._object, name, self._workers), self._workers)
 
     __getitem__ = __getattr__
@@ -126,13 +135,17 @@ def create(
     return DObject(made, made.session)
 
 
-def _look_up(held: DObject, name: str, workers: Sequence[int] = ()) -> DPackedFunc:
+def _check_public(name: str, where: object) -> None:
     if not isinstance(name, str):
         msg = f"expected the name of a method or an attribute, got {name!r}"
         raise TypeError(msg)
     if name.startswith("_"):
         msg = f"{name!r} is a private name, which no worker looks up"
-        raise AttributeError(msg, name=name, obj=held)
+        raise AttributeError(msg, name=name, obj=where)
+
+
+def _look_up(held: DObject, name: str, workers: Sequence[int] = ()) -> DPackedFunc:
+    _check_public(name, held)
     core = core_of(held)
     found = core.call_with(core.builtin(_LOOK_UP), (held, name), {}, workers)
     return DPackedFunc(found, found.session)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, ClassVar, NoReturn, Self, TypeVar, overload
 
 from disco_client.command_log import MAX_COMMAND_BYTES, CommandLog
+from disco_client.copies import Handle
 from disco_client.core import Distributed, DPackedFunc, DRef, SessionCore, core_of
 from disco_client.errors import CaptureError
 from disco_client.replies import Deadline
@@ -145,11 +146,12 @@ class Recorder(SessionCore):
             SessionError: The session is closed or lost.
         """
         session, steps = self._session, self._steps
+        kept = [session.check_ref(ref) for _, ref in self._taken.values()]
         encoded = EncodedProgram(
             batches=steps.encode(),
             inputs=self._inputs,
             captured=[register for register, _ in self._taken.values()],
-            registers=list(self._taken),
+            registers=kept,
             outputs=self._outputs,
             name=self._program_name,
         )
@@ -159,8 +161,9 @@ class Recorder(SessionCore):
             return command.ByteSize()
 
         defined, register = session.log.issue(Action.DEFINE_PROGRAM, fill)
-        kept = [ref for _, ref in self._taken.values()]
-        definition = Definition(register, session.face(), kept, steps.num_steps)
+        # Not by references: these could end before the program does.
+        session.log.owners.keep(register, kept)
+        definition = Definition(register, session.face(), steps.num_steps)
         session.step_lines.add(defined, self._program_name, self.num_steps, steps.site)
         weakref.finalize(definition, session.step_lines.end, defined).atexit = False
         return definition
@@ -207,9 +210,6 @@ class Recorder(SessionCore):
         self.check_here()
         return super().look_up(name)
 
-    def release(self, register: int) -> None:
-        """Does nothing; see :meth:`RecordingLog.release`."""
-
     def next_ticket(self) -> int:
         """Refuses a large array."""
         self._refuse(
@@ -254,22 +254,20 @@ class Recorder(SessionCore):
 
 
 class Definition(DRef):
-    """The register of a program.
+    """The register of a program, which keeps the registers that the program took from outside.
 
     Attributes:
-        kept: The references that it took from outside; they live as long as it.
         num_steps: How many steps it has, those of programs inside it included.
     """
 
-    __slots__ = ("kept", "num_steps")
+    __slots__ = ("num_steps",)
 
-    def __init__(self, reg_id: int, session: Any, kept: Sequence[DRef], num_steps: int) -> None:
+    def __init__(self, reg_id: int, session: Any, num_steps: int) -> None:
         super().__init__(reg_id, session)
-        self.kept: Sequence[DRef] = kept
         self.num_steps: int = num_steps
 
 
-class Program:
+class Program(Handle):
     """Commands that were captured; calling it runs them on every worker as one command.
 
     Made by :meth:`Session.capture <disco_client.Session.capture>`. It may be called any
@@ -291,6 +289,8 @@ class Program:
         42
     """
 
+    _instead: ClassVar[str] = "pass the program itself, or capture it elsewhere"
+
     def __init__(self, name: str, recorder: Recorder) -> None:
         """Made by a session, never by a program."""
         self.name = name
@@ -303,6 +303,10 @@ class Program:
         self._outputs: list[Distributed | None] = []
         self._ref: Definition | None = None
         self._state = "being captured"
+
+    def __copy__(self) -> Self:
+        # It is one: while it is captured its inputs are noted here, and close() ends it.
+        return self
 
     # Inside the capture --------------------------------------------------------
 

@@ -15,8 +15,9 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar, Token
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
+from disco_client.copies import Handle
 from disco_client.stacks import current_frames
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[
 # Blocks -----------------------------------------------------------------------------------
 
 
-class Block:
+class Block(Handle):
     """A scope for commands issued inside of a ``with`` block, and by tasks started there.
 
     Args:
@@ -304,6 +305,8 @@ class Block:
         scope: The scope of the block.
         outer: The block that it is in, if any.
     """
+
+    _instead: ClassVar[str] = "session.scope() makes another block"
 
     def __init__(self, log: object) -> None:
         self.log = log

@@ -291,7 +291,7 @@ class Session:
         Raises:
             TypeError: ``func`` is no reference.
             EncodingError: An argument is of a kind that cannot travel.
-            ForeignReference: A reference belongs to another session.
+            ForeignReference: A reference belongs to another session, or its register was freed.
             SessionError: The session is closed or lost.
 
         Examples:
@@ -762,7 +762,7 @@ class Session:
 
         Raises:
             ConfigError: Names, shapes or dtypes do not fit; nothing was assigned.
-            ForeignReference: A tensor belongs to another session.
+            ForeignReference: A tensor belongs to another session, or its register was freed.
             AssignFailed: A bucket failed; the error lists which tensors are new, which
                 are old, and which are of that bucket and stand for this failure.
             RemoteError: Something had failed before; nothing was assigned.
@@ -804,7 +804,7 @@ class Session:
         Raises:
             ConfigError: The path or a name is none, or something is no distributed
                 tensor.
-            ForeignReference: A tensor belongs to another session.
+            ForeignReference: A tensor belongs to another session, or its register was freed.
             BadFile: The folder cannot be written, has no room, is not shared by all
                 workers, or another session saves there.
             NotAllowed: A worker's ``--allow-save`` does not cover the folder.
@@ -1500,7 +1500,7 @@ class Session:
 
         Raises:
             ConfigError: The name is empty or too long.
-            ForeignReference: The value belongs to another session.
+            ForeignReference: The value belongs to another session, or its register was freed.
 
         Examples:
             >>> with disco_client.connect(num_workers=2) as cluster:

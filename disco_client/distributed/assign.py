@@ -34,7 +34,7 @@ def assign(
     progress: bool | None,
 ) -> None:
     """Assigns distributed tensors; see ``Session.assign``."""
-    _check(engine, targets, sources)
+    _check(core, engine, targets, sources)
     names = list(targets)
     moves = {name: engine.transfer(sources[name].info, targets[name].info) for name in names}
     # Raises earlier failures before anything is written; and a capture is refused here.
@@ -69,12 +69,12 @@ def _largest_part(info: DTensorStructInfo) -> int:
     return max(map(math.prod, shapes)) * info.tensor_sinfo.dtype.itemsize
 
 
-def _check(engine: Engine, targets: object, sources: object) -> None:
+def _check(core: SessionCore, engine: Engine, targets: object, sources: object) -> None:
     """Makes sure that each target has a source that it can become.
 
     Raises:
         ConfigError: One has none; the message lists all that do not fit.
-        ForeignReference: A tensor belongs to another session.
+        ForeignReference: A tensor belongs to another session, or its register was freed.
     """
     if not isinstance(targets, Mapping) or not isinstance(sources, Mapping):
         which = sources if isinstance(targets, Mapping) else targets
@@ -92,7 +92,7 @@ def _check(engine: Engine, targets: object, sources: object) -> None:
     written: dict[int, object] = {}
     for name in wanted:
         target, source = cast("DTensor", wanted[name]), cast("DTensor | None", given.get(name))
-        other = written.setdefault(target.ref.reg_id, name)
+        other = written.setdefault(core.check_ref(target.ref), name)
         if other != name:
             problems.append(f"{name!r} and {other!r} are one tensor")
         if source is None:
@@ -100,7 +100,7 @@ def _check(engine: Engine, targets: object, sources: object) -> None:
         elif source.info.tensor_sinfo != target.info.tensor_sinfo:
             problems.append(f"{name!r} is {_kind(target)}, and its source {_kind(source)}")
     for name in given:
-        other = written.get(cast("DTensor", given[name]).ref.reg_id, name)
+        other = written.get(core.check_ref(cast("DTensor", given[name]).ref), name)
         if other != name:
             problems.append(f"the source of {name!r} is the target {other!r}")
     if problems:

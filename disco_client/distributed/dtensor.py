@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol,
 
 import numpy as np
 
+from disco_client.copies import Handle
 from disco_client.core import Distributed, DRef
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.ops import as_index
@@ -318,7 +319,7 @@ def _unary(name: str) -> UnaryOperator:
 _FROM_HOST = Origin("distribute")
 
 
-class DTensor(Distributed, ArrayLike):
+class DTensor(Handle, Distributed, ArrayLike):
     """A distributed tensor; made by ``session.distribute`` and by computing with others.
 
     Operators, numpy's functions and those of :mod:`disco_client.distributed` work on
@@ -340,6 +341,11 @@ class DTensor(Distributed, ArrayLike):
     """
 
     __slots__ = ("_engine", "info", "name", "origin", "ref")
+
+    _instead: ClassVar[str] = (
+        "copy.copy(x) is another tensor of the same parts, and x.numpy() fetches the whole, of"
+        " which session.distribute makes one with parts of its own"
+    )
 
     # Before numpy's own arrays: `array + dtensor` comes here.
     __array_priority__: float = 1000.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 
@@ -204,6 +205,16 @@ def test_captured_or_not_the_results_are_the_same(session, add, steps, inputs):
         program.output(run(program.input("first"), program.input("second")))
     expected = run(*inputs).debug_get_from_remote(1)
     assert program(*inputs).debug_get_from_remote(1) == expected
+
+
+def test_a_copy_of_a_program_is_the_program(session, add):
+    """Whose inputs and outputs are noted while it is captured, through either name."""
+    with session.capture() as program:
+        copied = copy.copy(program)
+        x = copied.input("x")
+        copied.output(copy.copy(add)(copy.copy(x), 1))
+    assert copied is program
+    assert program(4).get(1) == 5
 
 
 # Inputs and outputs --------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from disco_client import (
     BadArgument,
     DModule,
+    DObject,
     DPackedFunc,
     DRef,
     EncodingError,
@@ -185,3 +187,84 @@ def test_a_reference_shows_its_register_and_session(session):
     assert "shape" not in repr(session.get_global_func("tests.echo")(1))
     assert ref.session is session
     assert ref.reg_id > 0
+
+
+class Named(DPackedFunc):
+    """A function with fields of a program's own."""
+
+    __slots__ = ("note", "numbers")
+
+
+class Open(DPackedFunc):
+    """The same without slots."""
+
+
+@pytest.mark.parametrize("kind", [Named, Open])
+def test_a_copy_has_the_fields_of_subclasses(session, kind):
+    """As a shallow copy of any object: the same values, and fields of its own."""
+    echo = kind(session.get_global_func("tests.echo"), session)
+    echo.note, echo.numbers = "first", [1]
+    other = copy.copy(echo)
+    other.note = "second"
+    other.numbers.append(2)
+    assert (echo.note, echo.numbers) == ("first", [1, 2])
+    register = echo.reg_id
+    del echo
+    gc.collect()
+    assert (type(other), other.note, other.reg_id) == (kind, "second", register)
+    assert other(5).debug_get_from_remote(1) == 5
+
+
+def test_copies_show_the_same_array(session):
+    """And none of them shows it any more after one of them was copied into."""
+    ref = session.empty((1,), "int8")
+    other = copy.copy(ref)
+    assert repr(other) == repr(ref)
+    assert "shape=(1,)" in repr(other)
+    other.debug_copy_from(0, np.zeros(1, "int8"))
+    assert "shape" not in repr(ref)
+    assert repr(other) == repr(ref)
+
+
+def test_a_reference_ends_once(session):
+    """However often, and by whomever it is ended; it shows that it has."""
+    echo = session.get_global_func("tests.echo")
+    ref = echo(5)
+    register, others = ref.reg_id, []
+    for first in (0, 3):
+        ref.__del__()
+        others += [echo(first + n) for n in range(3)]
+        assert register in {other.reg_id for other in others}
+        assert len({other.reg_id for other in others}) == first + 3
+    assert repr(ref) == f"DRef(reg_id={register}, session='shared', freed=True)"
+    with pytest.raises(ForeignReference, match="its register was freed"):
+        ref.get()
+    with pytest.raises(ForeignReference, match="its register was freed"):
+        copy.copy(ref)
+    del ref
+    assert [other.get() for other in others] == list(range(6))
+
+
+def test_a_wrapper_outlives_the_end_of_the_reference_it_was_made_of(session):
+    """As it owns the register as well, which neither frees alone."""
+    plain = session.get_global_func("importlib.import_module")("math")
+    module = DModule(plain, session)
+    plain.__del__()
+    others = [session.get_global_func("tests.echo")(n) for n in range(3)]
+    assert module["sqrt"](9.0).get(1) == 3.0
+    register = module.reg_id
+    assert register not in {other.reg_id for other in others}
+    module.__del__()
+    assert session.get_global_func("tests.echo").reg_id == register
+
+
+@pytest.mark.parametrize("kind", [DRef, DPackedFunc, DModule, DObject])
+def test_a_reference_that_was_never_made_frees_nothing(session, kind):
+    """As where its constructor has raised; nothing is written about it."""
+    before = session.statistics()
+    made = kind.__new__(kind)
+    made.__del__()
+    del made
+    with pytest.raises(AttributeError):
+        kind(5, None)
+    assert session.statistics() == before
