@@ -159,9 +159,12 @@ pictures: $(VENV)/.stamp ## draw the pictures of docs/ again
 dashboard-pictures: $(VENV)/.stamp ## take those of the dashboard again, in Chromium, of a cluster here
 	$(BIN)/python docs/pictures/dashboard.py
 
+# Another checkout, or a Python that has another Disco installed.
+AGAINST ?=
+
 .PHONY: bench
-bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
-	$(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks; AGAINST=PATH with another version
+	$(BIN)/python benchmarks/run.py $(if $(AGAINST),--against '$(AGAINST)') $(ARGS)
 
 .PHONY: scale
 scale: $(VENV)/.stamp ## measure how costs grow with nodes and sessions, ARGS='--quick'
