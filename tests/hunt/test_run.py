@@ -117,7 +117,7 @@ def test_an_unknown_suite_is_refused_with_those_there_are():
     for arguments in ((), ("weather",)):
         done = hunt(*arguments)
         assert done.returncode == 2
-        assert "the suites are" in done.stderr
+        assert "scalars      tests/hunt/test_scalars.py" in done.stderr
 
 
 def test_tests_that_try_no_example_are_refused(suite):
