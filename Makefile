@@ -29,7 +29,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, llm, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
+# For `make hunt`, which suite of tests/hunt: scalars, functions; or a path of tests.
 SUITE ?=
 # A folder of tests for `make test-quick`.
 FOLDER ?= tests/disco_client
@@ -158,9 +159,12 @@ pictures: $(VENV)/.stamp ## draw the pictures of docs/ again
 dashboard-pictures: $(VENV)/.stamp ## take those of the dashboard again, in Chromium, of a cluster here
 	$(BIN)/python docs/pictures/dashboard.py
 
+# Another checkout, or a Python that has another Disco installed.
+AGAINST ?=
+
 .PHONY: bench
-bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks
-	$(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(VENV)/.stamp-bench ## measure side by side with the yardsticks; AGAINST=PATH with another version
+	$(BIN)/python benchmarks/run.py $(if $(AGAINST),--against '$(AGAINST)') $(ARGS)
 
 .PHONY: scale
 scale: $(VENV)/.stamp ## measure how costs grow with nodes and sessions, ARGS='--quick'
@@ -179,6 +183,14 @@ fuzz: $(VENV)/.stamp ## try every decoder with any input for SECONDS=60 each
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 		$(BIN)/python -m pip install --quiet --only-binary :all: --group fuzz || true
 	$(ONE_THREAD) $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
+
+# How long it is repeated; with SEED, once.
+MINUTES ?= 20
+SEED ?=
+
+.PHONY: hunt
+hunt: $(VENV)/.stamp ## repeat SUITE=scalars with fresh seeds for MINUTES=20, or once with SEED=...
+	@$(ONE_THREAD) $(BIN)/python tests/hunt/run.py $(SUITE) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Ends with 3 where a machine lacks what it needs, which it names.
 .PHONY: image-test

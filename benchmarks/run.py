@@ -4,6 +4,10 @@ Each figure is measured in turn with what it is held against, so that what else
 the machine does meets both. Exit code 0; 1 where a row could not be measured
 although nothing it needs is missing, or with ``--check`` where a row misses what
 it must reach; 2 where the arguments are wrong.
+
+With ``--against`` another installation of Disco is measured in alternation with this one,
+and the table says of each row by how much they differ, and by how much two runs of one version do.
+Exit code 1 where a row is worse by more than that, or has failed in this version.
 """
 
 from __future__ import annotations
@@ -13,9 +17,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from disco_bench.against import Alternation, Installation, NoInstallation
 from disco_bench.arrays import ARRAYS, measure_arrays
 from disco_bench.bench import Bench
 from disco_bench.collectives import COLLECTIVES, measure_collectives
+from disco_bench.comparison import LEAST_RUNS
 from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
@@ -34,6 +40,7 @@ from disco_bench.running import (
     exit_code,
     measure_section,
     publish,
+    publish_comparison,
 )
 from disco_bench.secured import SECURED, measure_secured
 from disco_bench.service import SERVICE, measure_service
@@ -71,6 +78,8 @@ SECTIONS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parse(arguments)
+    if options.against is not None:
+        return _compare(options)
     report = Report()
     machine = describe_machine()
     with Bench(report, quick=options.quick) as bench:
@@ -82,6 +91,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     publish(report, machine, quick=options.quick, file=options.json, where=where)
     return exit_code(report, check=options.check)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Measures this installation and another one, and returns the exit code."""
+    try:
+        this, other = Installation.this(), Installation.at(options.against)
+    except NoInstallation as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return 2
+    machine = describe_machine()
+    versions = {"this": this.version, "other": other.version}
+    print("".join(f"{name}: Disco {version}\n" for name, version in versions.items()), flush=True)
+    runs = Alternation(this, other, quick=options.quick, minutes=options.minutes)
+    try:
+        runs.measure(list(dict.fromkeys(options.only or SECTIONS)), options.rounds)
+    except KeyboardInterrupt:
+        print("interrupted; what was measured until then:", file=sys.stderr)
+    return publish_comparison(runs, {**machine, **versions}, quick=options.quick, file=options.json)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -96,7 +123,27 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--check", action="store_true", help="exit with 1 where a must does not hold"
     )
-    return parser.parse_args(arguments)
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="PATH",
+        help="another checkout, or a Python that has another Disco: measure both in alternation",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=3,
+        help="with --against, runs of each version (3); sections with worse rows get as many more",
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="with --against, leave out runs that would end later"
+    )
+    options = parser.parse_args(arguments)
+    if options.rounds < LEAST_RUNS:
+        parser.error(f"expected at least {LEAST_RUNS} rounds, or no noise is known")
+    if options.against is not None and options.check:
+        parser.error("--check is about yardsticks; --against compares two versions without it")
+    return options
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("disco")
+# That of `make hunt`: a finding is repeated by its seed, not by what another run has kept.
+settings.register_profile("hunt", settings.get_profile("disco"), max_examples=1000, database=None)
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and every process
 # that a test starts would inherit that.
@@ -443,6 +445,7 @@ SUITES = {
     "docs": ("tests/docs/",),
     "compat": ("tests/compat/",),
     "llm": ("tests/llm/",),
+    "hunt": ("tests/hunt/",),
 }
 """Which tests are a suite of their own; all others are the suite "main"."""
 
