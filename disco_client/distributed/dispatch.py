@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -34,13 +35,13 @@ from disco_client.distributed.redistribute import (
     spread_plan,
 )
 from disco_client.distributed.storage import FileTensor, distribute_file
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, EncodingError
 from disco_client.futures import await_room
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.host_arrays import as_host_array
-from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name
+from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name, is_floating, is_int64
 
 if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
@@ -340,6 +341,8 @@ class Engine(Computing, Renewable):
         """An operand as a tensor, a number, or an array that has to be distributed."""
         if isinstance(operand, DTensor):
             return operand
+        if isinstance(operand, int) and not is_int64(operand):
+            operand = _large_integer(operand, operands)
         if isinstance(operand, _NUMBERS) and not isinstance(operand, np.generic):
             return operand
         if isinstance(operand, complex) and not isinstance(operand, np.generic):
@@ -414,6 +417,23 @@ def check_mesh(mesh: DeviceMesh, num_workers: int) -> DeviceMesh:
             f"the mesh names worker {beyond[0]}, and the session has {num_workers} workers"
         )
     return mesh
+
+
+def _large_integer(number: int, operands: Sequence[Any]) -> float | np.uint64:
+    """An integer that cannot travel as such, as numpy takes it beside the dtypes of the others.
+
+    Raises:
+        EncodingError: These have no such number.
+    """
+    dtypes = [each.dtype for each in operands if hasattr(each, "dtype")]
+    dtype = np.result_type(*dtypes) if dtypes else np.dtype(object)
+    if dtype.kind == "c" or is_floating(dtype.name):
+        with contextlib.suppress(OverflowError):
+            return float(number)
+    elif dtype == np.uint64 and 0 <= number < 1 << 64:
+        return np.uint64(number)
+    msg = f"{dtype} has no number of {number.bit_length()} bits: expected an integer of 64 bits"
+    raise EncodingError(f"{msg}, or one beside floating-point tensors, got {number!s:.40}")
 
 
 def frozen(value: Any) -> Any:

@@ -29,6 +29,7 @@ from disco_client.wire.values import (
     dtype_name,
     ffi_shape,
     is_array,
+    is_int64,
 )
 
 __all__ = [
@@ -66,8 +67,6 @@ EncodedBatch: TypeAlias = commands_pb2.Batch
 EncodedProgram: TypeAlias = commands_pb2.Program
 EncodedReply: TypeAlias = commands_pb2.Reply
 EncodedEnvelope: TypeAlias = envelope_pb2.Envelope
-
-_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Action(enum.IntEnum):
@@ -304,7 +303,7 @@ def _encode_bool(out: EncodedValue, value: Any) -> None:
 
 
 def _encode_int(out: EncodedValue, value: Any) -> None:
-    if not _INT_MIN <= value <= _INT_MAX:
+    if not is_int64(value):
         msg = f"expected an integer of 64 bits, got {value} ({int(value).bit_length()} bits)"
         raise EncodingError(msg)
     out.int = int(value)

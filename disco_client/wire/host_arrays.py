@@ -15,11 +15,9 @@ from disco_client.wire.dlpack import (
     speaks_dlpack,
     view,
 )
-from disco_client.wire.values import is_array
+from disco_client.wire.values import is_array, is_int64
 
 __all__ = ["Array", "as_destination", "as_host_array", "as_numbers"]
-
-_INTEGERS = range(-(1 << 63), 1 << 63)
 
 
 def as_host_array(value: object) -> Array:
@@ -68,7 +66,7 @@ def as_numbers(value: object) -> Array | None:
     Args:
         value: A plain array, a number of Python's or a scalar of numpy's, as they travel.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value not in _INTEGERS:
+    if isinstance(value, int) and not is_int64(value):
         return None
     scalar = issubclass(type(value), np.generic) and not isinstance(value, (str, bytes, np.void))
     if not (scalar or is_array(value) or isinstance(value, (bool, int, float))):

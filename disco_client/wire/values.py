@@ -57,6 +57,7 @@ __all__ = [
     "is_array",
     "is_extension",
     "is_floating",
+    "is_int64",
     "rocm",
 ]
 
@@ -269,6 +270,11 @@ def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
 def is_extension(name: object) -> TypeGuard[str]:
     """Whether it names a dtype of the ``ml_dtypes`` package, which only workers need."""
     return isinstance(name, str) and name in _EXTENSION_TYPES
+
+
+def is_int64(number: int) -> bool:
+    """Whether an integer has a place among those of 64 bits, as which it travels."""
+    return -(1 << 63) <= number < 1 << 63
 
 
 def is_floating(name: str) -> bool:

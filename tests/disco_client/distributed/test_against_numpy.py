@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import disco_client
-from disco_client import ConfigError, DtypeError, OutOfBounds, ThreadedSession
+from disco_client import ConfigError, DtypeError, EncodingError, OutOfBounds, ThreadedSession
 from disco_client.distributed import Local, Pattern, register_rule
 
 # Warnings of numpy's about what is divided by zero are no errors of these tests.
@@ -59,6 +59,24 @@ def test_lists_are_operands_on_both_sides(session, other):
                         function(*ours(x))
                 else:
                     same(function(*ours(x)), want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "uint64"])
+def test_integers_beyond_64_bits_are_floats_beside_floats(session, dtype):
+    """As in numpy; beside unsigned integers those that these have, and others are refused."""
+    array = np.array([1, 2, 3], dtype)
+    x = lay(session, array, "S[0]")
+    for number in (1 << 63, 1 << 70, -(1 << 70)):
+        if dtype == "uint64" and number != 1 << 63:
+            with pytest.raises(EncodingError, match=f"{number.bit_length()} bits"):
+                x + number
+        else:
+            same(x + number, array + number)
+            same(number > x, number > array)
+    with pytest.raises(EncodingError, match="1101 bits"):
+        x * (1 << 1100)
+    with pytest.raises(EncodingError, match="int64 has no number of 64 bits"):
+        lay(session, np.arange(3)) * (1 << 63)
 
 
 def test_lists_are_operands_of_functions(session):
