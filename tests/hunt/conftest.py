@@ -9,7 +9,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-settings.register_profile("fixed", settings.get_profile("disco"), derandomize=True)
+settings.register_profile(
+    "fixed", settings.get_profile("disco"), derandomize=True, max_examples=200
+)
 
 
 @pytest.hookimpl(wrapper=True)
