@@ -23,6 +23,7 @@ from disco_client.distributed.ops import (
 )
 from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
+from disco_client.wire.array_likes import plain_array
 from disco_client.wire.values import dtype_from_name
 
 __all__ = ["COMPOSITES", "Composite", "norm"]
@@ -390,7 +391,7 @@ def _positions(name: str, given: Any, extent: int) -> np.ndarray[Any, Any]:
         DtypeError: They are no integers.
         OutOfBounds: One is beyond the axis.
     """
-    found = np.asarray(given)
+    found = plain_array(given)
     if not found.size and isinstance(given, (list, tuple)):
         found = found.astype(np.int64)  # as numpy does with []
     if found.dtype.kind not in "iu":

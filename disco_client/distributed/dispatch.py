@@ -343,13 +343,15 @@ class Engine(Computing, Renewable):
             return operand
         if isinstance(operand, int) and not is_int64(operand):
             operand = _large_integer(operand, operands)
-        if isinstance(operand, _NUMBERS) and not isinstance(operand, np.generic):
+        if type(operand) in _NUMBERS:
             return operand
-        if isinstance(operand, complex) and not isinstance(operand, np.generic):
+        if type(operand) is complex:
             # It cannot travel as a number; its precision is that of the others, as in numpy.
-            kinds = [each.dtype for each in operands if hasattr(each, "dtype")]
+            # Truth values have no part in it, such as the condition of where.
+            kinds = {each.dtype for each in operands if hasattr(each, "dtype")} - {np.dtype(bool)}
             operand = np.asarray(operand, np.result_type(*kinds, operand))
-        if isinstance(operand, _ARRAYS) and mesh is not None:
+        # For numpy, numbers of a class derived from Python's have a dtype of their own.
+        if isinstance(operand, (*_ARRAYS, complex, *_NUMBERS)) and mesh is not None:
             host = plain_array(cast("Any", operand))
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
             tensor = (

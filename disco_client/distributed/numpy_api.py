@@ -292,7 +292,7 @@ def _pad(
             for axis, each in cast("Mapping[int, Any]", pad_width).items()
         }
         pad_width = [np.broadcast_to(by_axis.get(axis, 0), _PLANE) for axis in range(array.ndim)]
-    given = np.asarray(pad_width)
+    given = as_host_array(pad_width)
     if given.dtype.kind not in "iu":
         raise DtypeError(f"pad: expected widths as integers, got {pad_width!r}")
     if (given < 0).any():

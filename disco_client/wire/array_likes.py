@@ -116,7 +116,7 @@ def _loss_of_unit(value: object, look: Any) -> str:
     name = next((each for each in _UNITS if look(value, each, None) is not None), "")
     unit: object = getattr(value, name, None) if name else None
     dtype: Any = getattr(value, "dtype", None)
-    if unit is None or callable(unit) or (type(unit) is str and _is_time(dtype)):
+    if unit is None or callable(unit) or _is_time(dtype, unit):
         return ""
     number = _first(value, _WITHOUT_UNIT, "")
     instead = (
@@ -203,9 +203,10 @@ def _refuse_inside(items: Sequence[object], path: str, depth: int) -> None:
                 raise ArrayRefused(f"at {place}: {reason}")
 
 
-def _is_time(dtype: Any) -> bool:
-    """Whether a dtype says the unit by itself."""
-    return getattr(dtype, "kind", None) in ("m", "M")
+def _is_time(dtype: Any, unit: object) -> bool:
+    """Whether a unit is what the dtype of times says by itself, as in columns of pandas."""
+    is_time = getattr(dtype, "kind", None) in ("m", "M")
+    return is_time and type(unit) is str and unit == np.datetime_data(dtype)[0]
 
 
 def _static(value: object, name: str, default: object) -> object:
@@ -223,4 +224,4 @@ def _kind(value: object) -> str:
 
 
 def _text(value: object, why: str, instead: str) -> str:
-    return f"{_kind(value)} cannot be taken as an array, because {why}; pass on {instead}"
+    return f"{_kind(value)} cannot be taken as plain numbers, because {why}; pass on {instead}"

@@ -52,6 +52,7 @@ __all__ = [
     "envelope",
     "envelopes_in",
     "inner_values",
+    "is_of_bytes",
     "is_shape",
     "join_envelopes",
     "mismatch",
@@ -326,7 +327,7 @@ def _encode_bytes(out: EncodedValue, value: Any) -> None:
 
 
 def _encode_buffer(out: EncodedValue, value: memoryview) -> None:
-    if value.format not in _OF_BYTES or value.ndim != 1:
+    if not is_of_bytes(value):
         msg = (
             f"expected a memoryview of bytes, got one of {value.ndim} axes and format "
             f"{value.format!r}, which would arrive as its bytes alone; give numpy.asarray of it"
@@ -335,8 +336,9 @@ def _encode_buffer(out: EncodedValue, value: memoryview) -> None:
     out.bytes = value.tobytes()
 
 
-_OF_BYTES = ("B", "b", "c")
-"""Formats of buffers whose elements are bytes, as the module ``struct`` writes them."""
+def is_of_bytes(value: memoryview) -> bool:
+    """Whether a buffer is a row of bytes; what others mean is lost with their format and axes."""
+    return value.format in ("B", "b", "c") and value.ndim == 1
 
 
 def _encode_dtype(out: EncodedValue, value: Any) -> None:
@@ -410,6 +412,7 @@ def _encode_other(out: EncodedValue, value: Any) -> None:
     else:
         for kind in (bool, int, float, str, bytes):
             if isinstance(value, kind):
+                refuse_loss(value)  # such as a number with a unit
                 _SIMPLE[kind](out, value)
                 return
         _encode_foreign_device(out, value)

@@ -50,7 +50,7 @@ def as_destination(value: object) -> Array:
         EncodingError: It is no array, cannot be written, lies on a GPU, records gradients, or
             has a mask or a unit.
     """
-    kind = f"{value!r} of type {type(value).__name__}"
+    kind = f"a value of type {type(value).__name__}"
     if is_array(value) or speaks_dlpack(value):
         array = as_host_array(value)
         if array.flags.writeable:

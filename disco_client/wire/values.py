@@ -20,6 +20,10 @@ numpy scalar          the same: its type and dtype, and of times the unit
                       speaks DLPack, in the CPU's memory
 ``DRef``              on a worker: what its register holds
 ===================== =================================================
+
+What is derived from a Python type arrives as that type: an ``IntEnum`` as an ``int``, a named
+tuple as a ``list``, an ``OrderedDict`` as a ``dict``. What would lose its meaning so is refused:
+a number with a unit, and arrays of :mod:`disco_client.wire.array_likes`.
 """
 
 from __future__ import annotations

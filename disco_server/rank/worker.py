@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from disco_client.errors import EncodingError
-from disco_client.wire.codec import EncodedValue, decode_args, is_shape, tickets_in
+from disco_client.wire.codec import EncodedValue, decode_args, is_of_bytes, is_shape, tickets_in
 from disco_client.wire.dlpack import on_host
 from disco_client.wire.values import MAX_DEPTH, ArrayPorter, Device, ReduceName, is_array
 from disco_server.collectives.collective_watch import say
@@ -758,6 +758,8 @@ class DevicePorter(ArrayPorter):
         if issubclass(kind, dict):
             pairs = cast("dict[Any, Any]", value).items()
             return {key: self._inside(item, f"[{key!r}]", depth) for key, item in pairs}
+        if kind is memoryview and not is_of_bytes(value):
+            return value  # which could not travel
         return bytes(value) if kind in (bytearray, memoryview) else value
 
     def _inside(self, value: Any, step: str, depth: int) -> Any:

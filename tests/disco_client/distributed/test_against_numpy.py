@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import operator
 
@@ -15,6 +16,13 @@ from disco_client.distributed import Local, Pattern, register_rule
 
 # Warnings of numpy's about what is divided by zero are no errors of these tests.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+class Colour(enum.IntEnum):
+    """Numbers with names."""
+
+    RED = 1
+
 
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 BINARY = (*ARITHMETIC, "lt", "le", "gt", "ge", "eq", "ne")
@@ -77,6 +85,23 @@ def test_integers_beyond_64_bits_are_floats_beside_floats(session, dtype):
         x * (1 << 1100)
     with pytest.raises(EncodingError, match="int64 has no number of 64 bits"):
         lay(session, np.arange(3)) * (1 << 63)
+
+
+def test_numbers_of_derived_classes_have_a_dtype_of_their_own(session):
+    """As arrays of one element have, which numbers of Python's have not."""
+    array = np.array([1, 2], "int8")
+    x = lay(session, array, "S[0]")
+    for number in (Colour.RED, type("Share", (float,), {})(0.5), type("Z", (complex,), {})(1j)):
+        for name in ("add", "multiply", "arctan2"):
+            if not (name == "arctan2" and isinstance(number, complex)):
+                same(getattr(np, name)(x, number), getattr(np, name)(array, number))
+
+
+def test_a_complex_number_takes_its_precision_from_what_it_is_chosen_beside(session):
+    """Not from the condition, whose dtype has no part in the result's."""
+    for dtype in ("float32", ml_dtypes.bfloat16, "int8"):
+        array = np.zeros(2, dtype)
+        same(np.where(np.True_, lay(session, array), 2j), np.where(np.True_, array, 2j))
 
 
 def test_lists_are_operands_of_functions(session):

@@ -134,7 +134,7 @@ KEPT = {
     "times": np.array(["2020"], "M8[s]"),
     "like": Like(),
     "like with the unit of its dtype": Like(
-        np.array([5], "m8[ms]"), unit="ms", dtype=np.dtype("m8")
+        np.array([5], "m8[ms]"), unit="ms", dtype=np.dtype("m8[ms]")
     ),
     "table": WithColumns(),
     "nothing lacks": Nullable(lacks=False),

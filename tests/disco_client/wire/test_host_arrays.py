@@ -160,3 +160,9 @@ def test_what_cannot_be_changed_is_no_destination():
             as_destination(array)
     for array in (Exporter(_constant()), Pieces(np.zeros(2))):
         assert as_host_array(array).tolist() == [0, 0]
+
+
+def test_an_array_that_cannot_be_printed_is_a_destination():
+    """As numpy cannot print times without a unit, and nothing has to be said of it."""
+    array = np.zeros(1, "M8")
+    assert as_destination(array) is array

@@ -68,10 +68,10 @@ def test_a_part_of_a_tensor_is_a_plain_array_or_refused(at, monkeypatch, what):
     function, match = RESULTS[what]
     monkeypatch.setitem(functions._registry, "trial.part", function)
     with pytest.raises(DiscoError, match=match):
-        call("runtime.disco._dt_bind", "trial.part", {}, {})(np.ones(2))
+        call("runtime.disco._dt_bind", "trial.part", {}, {}, "float64")(np.ones(2))
     for good in (lambda part: part.tolist(), lambda part: part.view(np.recarray)):
         monkeypatch.setitem(functions._registry, "trial.part", good)
-        found = call("runtime.disco._dt_bind", "trial.part", {}, {})(np.ones(2))
+        found = call("runtime.disco._dt_bind", "trial.part", {}, {}, "float64")(np.ones(2))
         assert type(found) is np.ndarray
         assert found.tolist() == [1, 1]
 
