@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from disco_client.errors import ConfigError
 
-__all__ = ["UNFINISHED", "refuse_unfinished", "refuse_unrunnable"]
+__all__ = ["UNFINISHED", "finished", "refuse_unfinished", "refuse_unrunnable"]
 
 
 UNFINISHED: Final[frozenset[type]] = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
@@ -67,6 +67,17 @@ def _called_by(func: Any) -> Any:
         return called
     kind = cast("Any", type(called))
     return inspect.getattr_static(kind, "__call__", called)
+
+
+def finished(result: Any) -> Any:
+    """Returns a result; one that has yet to be computed is refused.
+
+    Raises:
+        ConfigError: It has; see :func:`refuse_unfinished`.
+    """
+    if type(result) in UNFINISHED:
+        refuse_unfinished(result)
+    return result
 
 
 def refuse_unfinished(result: Any) -> None:

@@ -35,7 +35,7 @@ from disco_client.wire.codec import (
 )
 from disco_client.wire.reports import ACTION_NAMES, what_is_done
 from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
-from disco_server.modules.unfinished import UNFINISHED, refuse_unfinished
+from disco_server.modules.unfinished import finished
 from disco_server.rank.errors import ArgumentRefused
 
 if TYPE_CHECKING:
@@ -611,7 +611,7 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     steps = [label.step for label in labels]
     # Stacks show the line, which is the step where no step takes several lines.
     several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
-    constants = {**flat.constants, "unfinished": UNFINISHED, "refuse": refuse_unfinished}
+    constants = {**flat.constants, "finished": finished}
     text = _Text(f"<program {definition.name}{several}>", lines, labels, constants)
     overwritten = tuple(_find_overwritten(flat, inputs, outputs))
     flow = ProgramFlow(flat.steps, flat.written, inputs, outputs)
@@ -642,10 +642,6 @@ def _find_overwritten(
 def _is_call(step: ProgramStep) -> bool:
     """Whether a step calls a function, which is the value that it begins with."""
     return isinstance(step.tokens[0], int) and len(step.tokens) > 1
-
-
-_SPARE = "made"
-"""The variable of a result that no later step reads."""
 
 
 class _Writer:
@@ -703,18 +699,14 @@ class _Writer:
             if last[value] == index
         ]
         self._free += over
-        kept = self._take(step.result) if step.result in last else _SPARE
-        targets = "".join(f"results[{place}] = " for place in self._outputs.get(step.result, ()))
+        targets = [f"results[{place}] = " for place in self._outputs.get(step.result, ())]
+        if step.result in last:
+            targets.append(f"{self._take(step.result)} = ")
         unused = [name for name in over if name in self._free]
-        if _is_call(step):
-            # Looked at before it is an output: what has yet to be computed is no result.
-            text += f"; {kept} is None or type({kept}) in unfinished and refuse({kept})"
-            text += f"; {targets}{kept}" if targets else ""
-            targets, unused = f"{kept} = ", unused + [_SPARE] * (kept is _SPARE)
-        elif kept is not _SPARE:
-            targets += f"{kept} = "
         emptied = f"; {' = '.join(unused)} = None" if unused else ""
-        return f"{step.within}{targets}{text}{emptied}"
+        # A call around each: to write out what it does would double the time of compilation.
+        text = f"finished({text})" if _is_call(step) else text
+        return f"{step.within}{''.join(targets)}{text}{emptied}"
 
     def _take(self, value: int) -> str:
         if self._free:
