@@ -692,21 +692,26 @@ class _Writer:
 
     def _step(self, index: int, step: ProgramStep) -> str:
         names, last = self._names, self._last
-        text = "".join(names[token] if isinstance(token, int) else token for token in step.tokens)
-        over = [
-            names[value]
-            for value in dict.fromkeys(t for t in step.tokens if isinstance(t, int))
-            if last[value] == index
-        ]
+        parts: list[str] = []
+        over: list[str] = []
+        for token in step.tokens:
+            if isinstance(token, str):
+                parts.append(token)
+                continue
+            name = names[token]
+            parts.append(name)
+            if last[token] == index and name not in over:
+                over.append(name)
+        text = "".join(parts)
         self._free += over
-        targets = [f"results[{place}] = " for place in self._outputs.get(step.result, ())]
+        targets = "".join(f"results[{place}] = " for place in self._outputs.get(step.result, ()))
         if step.result in last:
-            targets.append(f"{self._take(step.result)} = ")
+            targets += f"{self._take(step.result)} = "
         unused = [name for name in over if name in self._free]
         emptied = f"; {' = '.join(unused)} = None" if unused else ""
         # A call around each: to write out what it does would double the time of compilation.
         text = f"finished({text})" if _is_call(step) else text
-        return f"{step.within}{''.join(targets)}{text}{emptied}"
+        return f"{step.within}{targets}{text}{emptied}"
 
     def _take(self, value: int) -> str:
         if self._free:
