@@ -8,7 +8,6 @@ says where, what was expected and what was given.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import platform
@@ -164,6 +163,8 @@ def setting(
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: what may have been meant."""
+    import difflib  # needed only for a message
+
     known = list(known)
     near = difflib.get_close_matches(name.replace("-", "_").lower(), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"

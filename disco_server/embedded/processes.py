@@ -112,6 +112,8 @@ class Children:
 
     Attributes:
         reader: Lets threads that wait read replies.
+        followed: Whether a trace fetches what the flight recorders hold, and so wants the rest
+            of it when the ranks have ended.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Children:
         self._watcher = watcher
         self._begin = begin
         self.ranks: list[RankChild] = []
+        self.followed = False
         self._started = threading.Event()
         self._start_error: OSError | None = None
         self.reader = SharedReader(self._handle, looks=_LOOKS)
@@ -412,7 +415,7 @@ class Children:
         self._closed = True
         for child in self.ranks:
             child.close()
-            child.memory.close(keep=self._failed)
+            child.memory.close(keep=self._failed or self.followed)
 
     def disown(self) -> None:
         """Releases everything in a forked child, where the keeper does not run."""
@@ -1025,6 +1028,7 @@ class ProcessTransport(Bound):
         if since is None:
             reports = inspect_ranks(subjects, stacks=stacks, flights=flights)
         else:
+            self._children.followed = True
             reports = cut_ranks(subjects, since)
         found = tuple(map(decode_report, reports))
         return Inspection(self._session, self._name, self._num_workers, found)

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -455,6 +454,8 @@ def _open(ffi: Any, path: Path, digest: str) -> tuple[Any, tuple[str, ...]]:
 
 def _link(path: Path, folder: Path) -> Path:
     """Makes a shared library of the object files in an archive."""
+    import tarfile  # a megabyte, which no other rank needs
+
     parts: list[str] = []
     try:
         with tarfile.open(path) as archive:

@@ -14,7 +14,6 @@ So nothing that can be called is reached but functions of modules that are open 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from types import MemberDescriptorType
@@ -322,6 +321,8 @@ def _kind_of(value: object) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
+    import difflib  # needed only for a message
+
     close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.75)
     return f"; did you mean {' or '.join(map(repr, dict.fromkeys(close)))}?" if close else ""
 

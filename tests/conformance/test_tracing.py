@@ -107,5 +107,6 @@ def test_a_session_that_ends_inside_leaves_what_was_fetched(open_session, tmp_pa
     trace = json.loads(path.read_text())
     check_chrome_trace(trace)
     assert spans(trace, "command", 0) or trace["otherData"]["missing"]
+    assert spans(trace, "collective", 0) or trace["otherData"]["missing"]
     with pytest.raises(di.SessionClosed):
         session.trace(path).__enter__()
