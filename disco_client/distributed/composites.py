@@ -380,12 +380,14 @@ def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> D
 def _take(engine: Computing, x: Any, ids: Any, *, axis: SupportsIndex = 0) -> DTensor:
     if not isinstance(ids, DTensor):
         place = normal_axis(axis, np.ndim(x))
-        ids = _positions("take", ids, np.shape(x)[place])
+        before, extent = np.shape(x)[:place], np.shape(x)[place]
+        # As in numpy: where nothing is taken, no position is out of bounds.
+        ids = _positions("take", ids, None if 0 in before else extent)
     return engine.call_rule("take", x, ids, axis=axis)
 
 
-def _positions(name: str, given: Any, extent: int) -> np.ndarray[Any, Any]:
-    """Positions along an axis, counted from the front.
+def _positions(name: str, given: Any, extent: int | None) -> np.ndarray[Any, Any]:
+    """Positions along an axis, counted from the front; 0 for all where any will do.
 
     Raises:
         DtypeError: They are no integers.
@@ -396,6 +398,8 @@ def _positions(name: str, given: Any, extent: int) -> np.ndarray[Any, Any]:
         found = found.astype(np.int64)  # as numpy does with []
     if found.dtype.kind not in "iu":
         raise DtypeError(f"{name} needs positions of an integer dtype, got {found.dtype}")
+    if extent is None:
+        return np.zeros(found.shape, np.int64)
     beyond = found[(found < -extent) | (found >= extent)]
     if beyond.size:
         raise OutOfBounds(f"{name}: position {beyond[0]} is out of bounds for an axis of {extent}")

@@ -116,7 +116,8 @@ def _loss_of_unit(value: object, look: Any) -> str:
     name = next((each for each in _UNITS if look(value, each, None) is not None), "")
     unit: object = getattr(value, name, None) if name else None
     dtype: Any = getattr(value, "dtype", None)
-    if unit is None or callable(unit) or _is_time(dtype, unit):
+    its_own = look is _static and _is_time(dtype, unit)  # not of numpy's subclasses
+    if unit is None or callable(unit) or its_own:
         return ""
     number = _first(value, _WITHOUT_UNIT, "")
     instead = (

@@ -18,6 +18,7 @@ LOSSY = {
     "length": "Length.*unit",
     "length, large": "Length.*unit",
     "length without axes": "Length.*unit",
+    "length of times": "Length.*unit",
 }
 INSIDE = {
     "in a list": r"\[1\]\[1\]: .*MaskedArray.*mask",

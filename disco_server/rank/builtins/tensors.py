@@ -488,6 +488,8 @@ def _pad(
 
 def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: int) -> Array:
     """The requested rows in this part; zeros for the others, which a sum over parts completes."""
+    if 0 in x.shape[:axis]:  # nothing is taken, so no position is out of bounds, as in numpy
+        return xp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
     positions = _in_bounds(xp, ids, extent)
     if x.shape[axis] == extent:
         return xp.take(x, positions, axis=axis)

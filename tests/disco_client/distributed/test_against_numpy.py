@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import operator
@@ -11,7 +12,14 @@ import numpy as np
 import pytest
 
 import disco_client
-from disco_client import ConfigError, DtypeError, EncodingError, OutOfBounds, ThreadedSession
+from disco_client import (
+    ConfigError,
+    DtypeError,
+    EncodingError,
+    OutOfBounds,
+    RemoteError,
+    ThreadedSession,
+)
 from disco_client.distributed import Local, Pattern, register_rule
 
 # Warnings of numpy's about what is divided by zero are no errors of these tests.
@@ -148,6 +156,26 @@ def test_a_slice_begins_and_ends_at_positions_of_any_integers(session):
             x[position]
     with pytest.raises(ValueError, match="zero"):
         x[::0]
+
+
+@pytest.mark.parametrize("placement", ["R", "S[0]", "S[1]"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((0, 0), 1), ((0, 3), 1), ((3, 0), 0), ((0, 0), 0), ((0, 0, 2), 1)]
+)
+def test_what_is_taken_of_an_empty_tensor_is_numpys(session, shape, axis, placement):
+    """Where nothing is taken, no position is out of bounds; elsewhere it is an IndexError."""
+    array = np.zeros(shape)
+    x, positions = lay(session, array, placement), np.array([7], "int8")
+    for ids in (positions, lay(session, positions, "R")):
+        try:
+            want = np.take(array, positions, axis)
+        except IndexError:
+            with pytest.raises((IndexError, RemoteError), match="out of bounds"):
+                np.take(x, ids, axis).numpy()
+            with contextlib.suppress(RemoteError):
+                session.sync_all()
+        else:
+            same(np.take(x, ids, axis), want)
 
 
 UPDATES = {
