@@ -147,6 +147,7 @@ class _Role(ABC):
     """Waits for messages of the daemon, for the ends of children and of the daemon."""
 
     def __init__(self, sock: socket.socket, daemon: int) -> None:
+        sock.setblocking(True)
         self.sock = sock
         self._daemon = daemon
         be_subreaper()
