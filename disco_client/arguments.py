@@ -21,6 +21,7 @@ __all__ = [
     "check_name",
     "check_recover",
     "check_session",
+    "check_timeout",
     "check_worker",
     "dims_of",
     "importing",
@@ -88,6 +89,15 @@ def check_session(
     if ccl is not None and ccl not in CCL_NAMES:
         msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"
         raise ConfigError(msg)
+    check_timeout(timeout)
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuses a time in which no session can be reached.
+
+    Raises:
+        ConfigError: It is not above 0 seconds.
+    """
     if not timeout > 0:
         msg = f"expected a timeout above 0 seconds, got {timeout!r}"
         raise ConfigError(msg)

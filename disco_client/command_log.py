@@ -19,7 +19,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from queue import Empty, SimpleQueue
 from types import CodeType
 from typing import Any, Protocol, TypeAlias
 
+from disco_client.clock import monotonic, monotonic_ns
 from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError, WouldBlock
 from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
@@ -592,7 +592,7 @@ class CommandLog:
         pump = self.pump
         if pump is None or not pump.sends_lone:
             self._wake_sender()
-        elif (now := time.monotonic()) - self._passed_on > _LINGER_S:
+        elif (now := monotonic()) - self._passed_on > _LINGER_S:
             self._passed_on = now
             pump.flush()
         else:
@@ -753,7 +753,7 @@ class CommandLog:
         if self.is_full():
             if self.asynchronous and in_event_loop():
                 raise WouldBlock(_FULL)
-            began = time.monotonic_ns()
+            began = monotonic_ns()
             self._await_more_room(deadline)
             if self.timeline is not None:
                 self.timeline.note("wait for room", "wait", began)

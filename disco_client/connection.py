@@ -9,13 +9,19 @@ import getpass
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeAlias
 
-from disco_client.arguments import RECOVER_LIMIT_BYTES, check_name, check_recover, check_session
+from disco_client.arguments import (
+    RECOVER_LIMIT_BYTES,
+    check_name,
+    check_recover,
+    check_session,
+    check_timeout,
+)
+from disco_client.clock import monotonic
 from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
@@ -249,6 +255,7 @@ def attach(  # noqa: PLR0913  (the same)
     if not isinstance(name, str) or not name:
         msg = f"expected a session's name or id, got {name!r}"
         raise ConfigError(msg)
+    check_timeout(timeout)
     from disco_client.transport.contexts import find_controller
     from disco_client.transport.grpc import GrpcTransport
 
@@ -416,10 +423,10 @@ class _Reopening:
         """
         from disco_client.transport.grpc import GrpcTransport
 
-        deadline = time.monotonic() + self._wish.timeout
+        deadline = monotonic() + self._wish.timeout
         with _Progress(self._wish.num_workers) as progress:
             while True:
-                left = max(_PAUSE_S, deadline - time.monotonic())
+                left = max(_PAUSE_S, deadline - monotonic())
                 try:
                     return GrpcTransport.create(
                         self._address,
@@ -430,7 +437,7 @@ class _Reopening:
                         credentials=self._credentials,
                     )
                 except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
-                    if time.monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
+                    if monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
                         raise
 
     def _note(self, opening: GrpcTransport) -> None:
@@ -471,7 +478,7 @@ class _Progress:
     def __init__(self, num_workers: int, span: Span = NO_SPAN) -> None:
         self._span = span
         self._num_workers = num_workers
-        self._since = time.monotonic()
+        self._since = monotonic()
         self._said = ""
         self._line = StatusLine()
 
@@ -489,7 +496,7 @@ class _Progress:
         )
         if queued.reason:
             text += f", {queued.reason}"
-        if text == self._said or time.monotonic() - self._since < _QUIET_S:
+        if text == self._said or monotonic() - self._since < _QUIET_S:
             return
         self._said = text
         self._line.say(text)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from disco_client.clock import monotonic
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import (
     CollectiveReport,
@@ -663,9 +664,9 @@ def diagnose(
         SessionError: The controller could not be asked.
     """
     first = found = inspect(False)
-    until = time.monotonic() + _STANDS_S
+    until = monotonic() + _STANDS_S
     # The last inspection begins before the time is over, because it may wait for stacks.
-    while stands(first.ranks, found.ranks) and time.monotonic() < until - _LOOK_S:
+    while stands(first.ranks, found.ranks) and monotonic() < until - _LOOK_S:
         time.sleep(_LOOK_S)
         found = inspect(False)
     return Diagnosis.of(inspect(True), issued(), first)

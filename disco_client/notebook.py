@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from disco_client.clock import monotonic
 from disco_client.text import for_terminal
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class TrackedWork:
 
     def __init__(self, what: str, name: str, total: int, bar: tqdm[Any]) -> None:
         self._what, self._name, self._total, self._bar = what, name, total, bar
-        self._began, self._done = time.monotonic(), 0
+        self._began, self._done = monotonic(), 0
 
     def update(self, more: int) -> None:
         """Counts so much more as done."""
@@ -177,7 +177,7 @@ class TrackedWork:
     @property
     def progress(self) -> WorkProgress:
         """How far it is."""
-        seconds = time.monotonic() - self._began
+        seconds = monotonic() - self._began
         return WorkProgress(self._what, self._name, self._done, self._total, seconds=seconds)
 
 

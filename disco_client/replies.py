@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from disco_client import errors
+from disco_client.clock import LONGEST_S, monotonic
 from disco_client.errors import (
     ConfigError,
     DiscoTimeout,
@@ -60,7 +61,7 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.seconds: float = seconds
-        self._end = time.monotonic() + seconds
+        self._end = monotonic() + seconds
 
     @classmethod
     def of(cls, timeout: float | None) -> Deadline | None:
@@ -81,8 +82,8 @@ class Deadline:
         return min(self.remaining(), _LOOK_S)
 
     def remaining(self) -> float:
-        """How many seconds are left."""
-        return max(self._end - time.monotonic(), 0.0)
+        """How many seconds are left; a day, where it is more."""
+        return min(max(self._end - monotonic(), 0.0), LONGEST_S)
 
     def check(self) -> None:
         """Ends the wait if it is over.
@@ -90,7 +91,7 @@ class Deadline:
         Raises:
             DiscoTimeout: It is.
         """
-        if time.monotonic() >= self._end:
+        if monotonic() >= self._end:
             raise self.error()
 
     def error(self) -> DiscoTimeout:
@@ -177,7 +178,7 @@ class LongWaits:
         Returns:
             What to give the next time.
         """
-        now = time.monotonic()
+        now = monotonic()
         if wait is None:
             wait = Wait(now - 1.0, now - 1.0 + self._after)
         if now < wait.quiet:
@@ -929,8 +930,8 @@ class Inbox:
         A rank reports before it acknowledges, so once every rank has passed the
         command there is nothing more to wait for.
         """
-        deadline = time.monotonic() + _CAUSE_WAIT_S
-        while self._lost is None and self._acked() < failed.seq and time.monotonic() < deadline:
+        deadline = monotonic() + _CAUSE_WAIT_S
+        while self._lost is None and self._acked() < failed.seq and monotonic() < deadline:
             if not failed.is_aborted or failed.seq in self._skipped:
                 return
             self._arrived.wait(_CAUSE_POLL_S)

@@ -120,10 +120,12 @@ class Child:
         """
         assert self._process.stdout is not None
         stream = self._process.stdout
+        coming = select.poll()
+        coming.register(stream, select.POLLIN)
         deadline = time.monotonic() + timeout
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select((stream,), (), (), left)[0]:
+            if left <= 0 or not coming.poll(left * 1000):
                 msg = f"{self._name} gave no answer within {timeout:.0f} s"
                 raise ChildFailed(msg)
             data = os.read(stream.fileno(), 1 << 16)

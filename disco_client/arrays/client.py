@@ -17,7 +17,6 @@ import contextlib
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -25,6 +24,7 @@ import grpc
 
 from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
 from disco_client.backoff import Backoff
+from disco_client.clock import monotonic
 from disco_client.pb import controller_pb2
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
 from disco_client.transport.channel import (
@@ -230,40 +230,41 @@ class ArrayClient:
                 if not (error.unreached and self._connected()):
                     began = None  # the controller is away, or answers
                 elif began is None:
-                    began = time.monotonic()
-                elif time.monotonic() - began > _UNREACHED_S:
+                    began = monotonic()
+                elif monotonic() - began > _UNREACHED_S:
                     raise TransferFailed(_only_by_frames(str(error))) from None
             self._over.wait(backoff.pause())
 
     def _reach(self, address: str) -> ArrayEndpoint:
         """The endpoint at an address, if there is a way to it, or else the controller's."""
+        opening = self._open(address)
+        if opening is not None:
+            opening.wait()  # without the lock: transfers to others do not wait for this one
         with self._lock:
             self._check_open()
-            known = self._direct.get(address)
-            if known is not None and known.spoiled:
-                del self._direct[address]
-                known.close()
-            if address and address not in self._direct:
-                self._open(address)
+            if opening is not None and opening.known.is_set() and address in self._opening:
+                self._direct[address] = self._opening.pop(address).finish()
             endpoint = self._direct.get(address)
             if endpoint is None and self._relay.spoiled:
                 self._relay.close()
                 self._relay = GrpcEndpoint(self._open_relay())
             return self._relay if endpoint is None else endpoint
 
-    def _open(self, address: str) -> None:
-        """Starts connecting to an endpoint, or checks the result; waits only at the start."""
-        opening = self._opening.get(address)
-        if opening is None:
-            channel = _channel_to(address, self._credentials)
-            if channel is None:
-                self._direct[address] = _memory_at(address)
-                return
-            opening = self._opening[address] = _Opening(channel)
-            opening.known.wait(_REACH_S)
-        if opening.known.is_set():
-            self._direct[address] = opening.finish()
-            del self._opening[address]
+    def _open(self, address: str) -> _Opening | None:
+        """Starts connecting to an endpoint; returns the attempt while its result is not used."""
+        with self._lock:
+            self._check_open()
+            known = self._direct.get(address)
+            if known is not None and known.spoiled:
+                del self._direct[address]
+                known.close()
+            if address and address not in self._direct and address not in self._opening:
+                channel = _channel_to(address, self._credentials)
+                if channel is None:
+                    self._direct[address] = _memory_at(address)
+                else:
+                    self._opening[address] = _Opening(channel)
+            return self._opening.get(address)
 
     def _give_up(self, address: str, endpoint: ArrayEndpoint) -> None:
         """Remembers that an endpoint is lost."""
@@ -282,7 +283,9 @@ class ArrayClient:
         with self._lock:
             self._over.set()
             endpoints = [endpoint for endpoint in self._direct.values() if endpoint is not None]
-            endpoints += [GrpcEndpoint(opening.channel) for opening in self._opening.values()]
+            for opening in self._opening.values():
+                opening.known.set()
+                endpoints.append(GrpcEndpoint(opening.channel))
             self._direct.clear()
             self._opening.clear()
         for endpoint in (*endpoints, self._relay):
@@ -311,13 +314,14 @@ class _Opening:
 
     Attributes:
         channel: The same.
-        known: Set when the attempt is over.
+        known: Set when the attempt is over, or its result is not wanted any more.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
         self.known = threading.Event()
         self._reached = False
+        self._patient_until = monotonic() + _REACH_S
         try:
             channel.subscribe(self._see, try_to_connect=True)
         except BaseException:  # Ctrl-C, or there is no thread
@@ -326,12 +330,17 @@ class _Opening:
 
     def _see(self, state: grpc.ChannelConnectivity) -> None:
         if not self.known.is_set() and state in _OUTCOMES:
+            # gRPC polls for who subscribes, without a pause where a program has frozen the time.
+            self.channel.unsubscribe(self._see)
             self._reached = state is grpc.ChannelConnectivity.READY
             self.known.set()
 
+    def wait(self) -> None:
+        """Waits for the result, but only for a moment from the attempt's beginning on."""
+        self.known.wait(max(0.0, self._patient_until - monotonic()))
+
     def finish(self) -> GrpcEndpoint | None:
         """The endpoint; None if no daemon answers."""
-        self.channel.unsubscribe(self._see)
         if self._reached:
             return GrpcEndpoint(self.channel)
         self.channel.close()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from disco_client import errors
+from disco_client.clock import monotonic
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import (
@@ -433,7 +433,7 @@ class Recovering(ABC):
 
     def _try_to_recover(self, incarnation: Incarnation, first: SessionLost) -> SessionError | None:
         """Requests workers until some have continued; or returns the final error."""
-        began = time.monotonic()
+        began = monotonic()
         error: SessionError = first
         while True:
             if not isinstance(error, _RECOVERABLE):

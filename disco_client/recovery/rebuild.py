@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from disco_client.clock import monotonic
 from disco_client.core import core_of
 from disco_client.errors import (
     Recovery,
@@ -247,7 +247,7 @@ class Rebuilding(Recovering):
                 return self._retry(admission, incarnation, first, incarnation.error)
             self._failed.clear()
             self._recovering = False
-            recovery = Recovery(first, 0, time.monotonic() - began)
+            recovery = Recovery(first, 0, monotonic() - began)
             self.recoveries += (recovery,)
             admission.end(lambda lost: _replaced(self.welcome.name, recovery, lost))
         _logger.warning("session %s goes on after %.1f s", self.welcome.name, recovery.seconds)

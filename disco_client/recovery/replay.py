@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from disco_client.clock import monotonic
 from disco_client.errors import (
     EncodingError,
     PoisonCommand,
@@ -404,12 +404,12 @@ class Replaying(Recovering):
         """Sends the program's commands to the new workers from now on; the lock is held."""
         self._recovering = False
         place = len(self.recoveries)
-        self.recoveries += (Recovery(lost, commands, time.monotonic() - began),)
+        self.recoveries += (Recovery(lost, commands, monotonic() - began),)
         incarnation.on_complete = lambda: self._complete(place, began)
 
     def _complete(self, place: int, began: float) -> None:
         """Called when the new workers have executed the replayed commands."""
-        seconds = time.monotonic() - began
+        seconds = monotonic() - began
         with self._lock:
             made = list(self.recoveries)
             made[place] = replace(made[place], seconds=seconds)

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from disco_client.clock import monotonic
 from disco_client.telemetry.base import Attributes, Span
 from disco_client.version import __version__
 
@@ -129,7 +130,7 @@ class Tracing:
         kind: str = "internal",
     ) -> LiveSpan:
         library = self._library
-        ago_s = 0.0 if began_s is None else time.monotonic() - began_s
+        ago_s = 0.0 if began_s is None else monotonic() - began_s
         made = self._tracer().start_span(
             name,
             context,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from disco_client.clock import monotonic_ns
 from disco_client.tracing.ring import (
     CUT_MAGIC,
     RING_BYTES,
@@ -119,11 +119,11 @@ class Timeline:
 
     def wake(self) -> None:
         """A command was issued, and no thread is about to send it."""
-        self._woken_ns = self._woken_ns or time.monotonic_ns()
+        self._woken_ns = self._woken_ns or monotonic_ns()
 
     def leave(self, first: int, sites: Sequence[Site]) -> None:
         """Commands are about to be sent; called under the log's lock."""
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         began, self._woken_ns = self._woken_ns or now, 0
         if len(self._sent) < MOST:
             self._sent.append(Sent(first, sites, began, now))
@@ -141,7 +141,7 @@ class Timeline:
         worker: int = 0,
     ) -> None:
         """Notes a span that began then and ends now."""
-        now, thread = time.monotonic_ns(), threading.current_thread().name
+        now, thread = monotonic_ns(), threading.current_thread().name
         if len(self._spans) < MOST:
             self._spans.append(
                 TimelineSpan(name, category, thread, began_ns, now, seq, nbytes, worker)
@@ -198,7 +198,7 @@ class TimedInbox:
         self._timed(0, self.inbox.reach, *args)
 
     def _timed(self, seq: int, call: Callable[..., _Result], *args: object) -> _Result:
-        began = time.monotonic_ns()
+        began = monotonic_ns()
         try:
             return call(*args)
         finally:
@@ -217,7 +217,7 @@ class TimedArrays:
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """See ``Transport``."""
-        began = time.monotonic_ns()
+        began = monotonic_ns()
         try:
             self._transport.upload(ticket, worker, data)
         finally:
@@ -225,7 +225,7 @@ class TimedArrays:
 
     def download(self, ticket: int, worker: int, into: memoryview) -> None:
         """See ``Transport``."""
-        began = time.monotonic_ns()
+        began = monotonic_ns()
         try:
             self._transport.download(ticket, worker, into)
         finally:

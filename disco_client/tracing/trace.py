@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
 from disco_client.tracing.ring import (
     COLLECTIVES,
@@ -299,9 +299,9 @@ class Trace:
     def _follow(self) -> None:
         """Fetches new records, as often as needed."""
         log = self._core.log
-        issued, fetched, pause = log.last_seq, time.monotonic(), _TICK_S
+        issued, fetched, pause = log.last_seq, monotonic(), _TICK_S
         while not self._stop.wait(_TICK_S) and self._kept < KEPT_BYTES:
-            now = time.monotonic()
+            now = monotonic()
             if now - fetched < pause and log.last_seq - issued < _COMMANDS:
                 continue
             issued = log.last_seq

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
+from disco_client.clock import monotonic_ns
 from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
@@ -308,9 +308,9 @@ def ask_for_inspection(
         since=(controller_pb2.Followed(**each._asdict()) for each in since or ()),
     )
     try:
-        asked = time.monotonic_ns()
+        asked = monotonic_ns()
         result = ask(call, request, timeout=_CONTROLLER_S)
-        return decode_inspection(result, asked, time.monotonic_ns())
+        return decode_inspection(result, asked, monotonic_ns())
     except grpc.RpcError as error:
         if (refused := denied(error)) is not None:
             raise refused from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
 from disco_client.wire.codec import (
     EncodedBatch,
@@ -100,7 +100,7 @@ class Expiry:
     @property
     def seconds_left(self) -> float:
         """In how many seconds."""
-        return max(self.at - time.monotonic(), 0.0)
+        return max(self.at - monotonic(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import logging
 import socket
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 
+from disco_client.clock import monotonic
 from disco_client.errors import AccessDenied, ConfigError
 from disco_client.forks import ForkLock
 from disco_client.pb import controller_pb2
@@ -253,12 +253,12 @@ class GrpcStream:
         One that held the call's lock would never give it back, and the destructor
         of the call waits for that lock: the program would not end.
         """
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         if not self._over.wait(timeout):
             return False
         others = self._threads - {threading.current_thread()}
         for thread in others:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - monotonic()))
         return not any(thread.is_alive() for thread in others)
 
     def disown(self) -> None:
@@ -286,7 +286,7 @@ class FramedStream:
         self._outgoing = outgoing
         self._cutter = FrameCutter()
         self._arrived: deque[bytes] = deque()
-        self._heard = time.monotonic()
+        self._heard = monotonic()
         self._sender = threading.Thread(target=self._send, name="disco-commands", daemon=True)
         try:
             self._sender.start()
@@ -336,7 +336,7 @@ class FramedStream:
     @property
     def is_silent(self) -> bool:
         """Whether nothing has come for too long."""
-        return time.monotonic() - self._heard > SILENCE_S
+        return monotonic() - self._heard > SILENCE_S
 
     def __iter__(self) -> Iterator[bytes]:
         while self._arrived or self._read(0):
@@ -366,7 +366,7 @@ class FramedStream:
             raise StreamBroken(str(error)) from None
         if not data:
             return False
-        self._heard = time.monotonic()
+        self._heard = monotonic()
         self._arrived.extend(filter(None, frames))
         if not all(frames):
             self._link.answer()
@@ -581,12 +581,12 @@ class _UnreachedAddresses:
             with self._lock.held():
                 if len(self._found) >= _MANY_ADDRESSES:
                     self._found.clear()
-                self._found[address] = time.monotonic()
+                self._found[address] = monotonic()
 
     def may_try(self, address: str) -> bool:
         """Whether frames may lead somewhere."""
         with self._lock.held():
-            return time.monotonic() - self._found.get(address, -_AGAIN_S) >= _AGAIN_S
+            return monotonic() - self._found.get(address, -_AGAIN_S) >= _AGAIN_S
 
 
 unreached = _UnreachedAddresses()

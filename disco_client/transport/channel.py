@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from disco_client.clock import LONGEST_S
 from disco_client.errors import AccessDenied, ConfigError, ConnectionFailed
 from disco_client.forks import check_grpc, keep_in_children
 from disco_client.transport.address import Address
@@ -394,15 +395,36 @@ _T = TypeVar("_T")
 _CANCEL_S = 5.0
 
 
-def ask(call: Any, *args: Any, **options: Any) -> Any:
+def ask(call: Any, request: Any, *, timeout: float, **options: Any) -> Any:
     """Makes a call with one answer, and returns that; see `run_uninterrupted`.
 
     Args:
         call: Of a channel or a line.
-        args: Its arguments.
-        options: Its options.
+        request: What to ask.
+        timeout: Seconds. gRPC itself would count them on the wall clock, which programs
+            freeze and move.
+        options: Other options of the call.
+
+    Raises:
+        grpc.RpcError: It failed, or was not answered in time.
     """
-    return run_uninterrupted(lambda: call.future(*args, **options), lambda made: made.result())
+    return run_uninterrupted(
+        lambda: call.future(request, **options), lambda made: _result(made, timeout)
+    )
+
+
+def _result(made: Any, timeout: float) -> Any:
+    over = threading.Event()
+
+    def end(_made: object) -> None:
+        over.set()
+
+    made.add_done_callback(end)
+    if not over.wait(min(timeout, LONGEST_S)):
+        made.cancel()
+        if made.cancelled():
+            raise grpc.RpcError(f"DEADLINE_EXCEEDED: no answer within {timeout:g} s")
+    return made.result()
 
 
 def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> _T:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import select
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from disco_client import errors
 from disco_client.arrays.client import ArrayClient
 from disco_client.backoff import Backoff
+from disco_client.clock import monotonic
 from disco_client.interrupts import HeldInterrupts
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry import spans
@@ -582,7 +582,7 @@ class SessionStream:
         if not told.reason:
             self.expiry = None
             return
-        at = time.monotonic() + told.seconds
+        at = monotonic() + told.seconds
         # Logged first, so that a program that sees it can rely on the log.
         _logger.warning("%s", told.message)
         self.expiry = Expiry(limit_name(told.reason), told.limit_s, at)
@@ -818,9 +818,9 @@ class SessionStream:
 
     def join(self, timeout: float) -> None:
         """Waits until no thread is left of its streams."""
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         for stream in self._streams:
-            stream.join(max(0.0, deadline - time.monotonic()))
+            stream.join(max(0.0, deadline - monotonic()))
 
     def disown(self) -> None:
         """Closes a forked child's copies of descriptors."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Generator
+
+from disco_client.clock import monotonic
 
 __all__ = ["RunClock"]
 
@@ -26,7 +27,7 @@ class RunClock:
         real: The real time, which never goes back.
     """
 
-    def __init__(self, longest: float, real: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, longest: float, real: Callable[[], float] = monotonic) -> None:
         self._longest = longest
         self._real = real
         now = real()

@@ -15,9 +15,9 @@ import math
 import os
 import select
 import threading
-import time
 from collections.abc import Callable
 
+from disco_client.clock import LONGEST_S, monotonic
 from disco_client.interrupts import HeldInterrupts
 
 __all__ = ["READABLE", "SharedReader"]
@@ -75,14 +75,14 @@ class SharedReader:
         """Waits until something is ready, and reads replies if no thread of the program does.
 
         Args:
-            seconds: How long to wait at most.
+            seconds: How long to wait at most, up to a day.
 
         Returns:
             The other descriptors of ``house`` that are ready.
         """
         if self._timed:
             seconds = min(seconds, _IDLE_S)
-        events = self.house.poll(-1.0 if seconds == math.inf else max(seconds, 0.0))
+        events = self.house.poll(min(max(seconds, 0.0), LONGEST_S))
         if self._timed:
             self._take_back()
         ready: list[int] = []
@@ -140,7 +140,7 @@ class SharedReader:
 
         Args:
             waiter: The lock; some reply will free it.
-            seconds: How long to wait at most.
+            seconds: How long to wait at most, up to a day.
             send: Sends what was issued; returns whether the reply need not be waited for,
                 because its content is known, or None.
             tear: Gets what was raised in the middle of sending or reading.
@@ -148,6 +148,7 @@ class SharedReader:
         Returns:
             Whether this thread holds the lock now, or need not hold it.
         """
+        seconds = min(max(seconds, 0.0), LONGEST_S)
         with HeldInterrupts() as held:
             try:
                 # The keeper would wake for the reply if this thread began to lead later.
@@ -210,7 +211,7 @@ class SharedReader:
         held: HeldInterrupts,
         seen: Callable[[], bool] | None,
     ) -> bool:
-        began = time.monotonic()
+        began = monotonic()
         for _ in range(self._looks if self._quick else min(self._looks, 1)):
             if waiter.acquire(blocking=False) or (seen is not None and seen()):
                 return True
@@ -220,7 +221,7 @@ class SharedReader:
             elif self._quick:
                 os.sched_yield()
         while not waiter.acquire(blocking=False):
-            left = began + seconds - time.monotonic()
+            left = began + seconds - monotonic()
             if left <= 0:
                 self._quick = False
                 return False
@@ -228,7 +229,7 @@ class SharedReader:
             events = self.replies.poll(left)
             held.open = False
             self._handle(events)
-        self._quick = time.monotonic() - began < _QUICK_S
+        self._quick = monotonic() - began < _QUICK_S
         return True
 
     # The end ------------------------------------------------------------------------------

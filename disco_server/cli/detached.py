@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
 from disco_client.transport.contexts import Context, Contexts
 from disco_client.wire.reports import RankState
@@ -157,9 +158,9 @@ def stop_detached() -> str:
     if _runs(found):
         with contextlib.suppress(ProcessLookupError):
             os.kill(found.process[0], signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_S
+    deadline = monotonic() + _STOP_S
     while _runs(found):
-        if time.monotonic() > deadline:
+        if monotonic() > deadline:
             msg = f"process {found.process[0]} did not end within {_STOP_S:g} s; see {_log_file()}"
             raise SessionError(msg)
         time.sleep(_LOOK_S)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
 from disco_client.text import many, some
 from disco_server.cli.options import (
@@ -105,12 +106,12 @@ def _wait(
     from disco_client.transport.admin import list_cluster
 
     names = {each.node for each in found}
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else monotonic() + timeout
     while True:
         nodes = list_cluster(line).nodes
         # A node that is not listed has gone, and its sessions with it.
         left = {n.name: n.held_slots for n in nodes if n.name in names and n.held_slots}
-        if not left or (deadline is not None and time.monotonic() >= deadline):
+        if not left or (deadline is not None and monotonic() >= deadline):
             return left
         time.sleep(_LOOK_S)
 

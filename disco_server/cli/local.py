@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
 import click
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, DiscoError
 from disco_server.cli.options import json_option, report_errors
 from disco_server.config import LOG_LEVELS
@@ -182,10 +182,10 @@ class LocalCluster:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_S
+        deadline = monotonic() + _STOP_S
         for process in processes:
             try:
-                process.wait(max(0.1, deadline - time.monotonic()))
+                process.wait(max(0.1, deadline - monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

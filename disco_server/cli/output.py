@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from disco_client.clock import monotonic
 from disco_client.errors import AccessDenied, ConnectionFailed
 from disco_client.text import harmless, short_ids
 
@@ -168,11 +169,11 @@ def repeat(act: Callable[[], None], interval: float, *, once: bool = False) -> N
     """
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            started = time.monotonic()
+            started = monotonic()
             act()
             if once:
                 return
-            time.sleep(max(started + interval - time.monotonic(), 0.0))
+            time.sleep(max(started + interval - monotonic(), 0.0))
 
 
 def show_live(draw: Callable[[], RenderableType], interval: float, *, once: bool = False) -> None:
@@ -222,9 +223,11 @@ def _enough(keys: int | None, seconds: float) -> bool:
     if keys is None:
         time.sleep(seconds)
         return False
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if select.select((keys,), (), (), left)[0]:
+    pressing = select.poll()
+    pressing.register(keys, select.POLLIN)
+    deadline = monotonic() + seconds
+    while (left := deadline - monotonic()) > 0:
+        if pressing.poll(left * 1000):
             pressed = os.read(keys, 64)
             if not pressed or _ENOUGH & frozenset(pressed[:1]):
                 return True

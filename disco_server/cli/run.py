@@ -6,7 +6,6 @@ import contextlib
 import json
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, DiscoError
 from disco_server.cli.options import (
     Controller,
@@ -85,7 +85,7 @@ def run(
         disco local --slots 4 -- disco run --workers 4 train.py
     """
     code = _compile(script)
-    started = time.monotonic()
+    started = monotonic()
     wanted["name"] = wanted["name"] or script.stem
     session = controller.open_session(**wanted)
     status = _run(code, script, arguments, session)
@@ -94,7 +94,7 @@ def run(
             "session": session.session_id,
             "name": session.name,
             "workers": session.num_workers,
-            "seconds": time.monotonic() - started,
+            "seconds": monotonic() - started,
             "exit_code": status,
         }
         click.echo(json.dumps(found), err=True)

@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from disco_client.clock import monotonic
 from disco_client.errors import NoSuchSession, SessionError
 from disco_client.text import ids_beginning_with, many, natural, some
 from disco_server.cli.options import (
@@ -370,9 +371,9 @@ def stop(session: tuple[str, ...], as_json: bool, controller: Controller) -> Non
     with controller.dialled() as line:
         for name in session:
             number, called = close_session(line, name)
-            deadline = time.monotonic() + _GONE_S
+            deadline = monotonic() + _GONE_S
             while any(each == number for each, _ in ask_for_sessions(line)):
-                if time.monotonic() > deadline:
+                if monotonic() > deadline:
                     msg = (
                         f"session {called!r} is over, but after {_GONE_S:g} s some of its ranks "
                         "have not ended; see the logs of their worker daemons"

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from disco_client.clock import monotonic
 from disco_server.settings import NCCL_TIMEOUT_S, SLOW_S
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class NcclWatch:
             yield
             event = self._idle.pop() if self._idle else self._new_event()
             event.record(self._arrays.comm)
-            self._flights.append(_Flight(name, self._position(), event, time.monotonic()))
+            self._flights.append(_Flight(name, self._position(), event, monotonic()))
         self._wake.set()
 
     def wait(self, name: str) -> None:
@@ -233,7 +234,7 @@ class NcclWatch:
             oldest = self._flights[0] if self._flights else None
         if oldest is None:
             return True  # an error without an operation will be reported with the next one
-        waited = time.monotonic() - oldest.since
+        waited = monotonic() - oldest.since
         if not why and 0 < self._limits.stuck <= waited:
             why = f"it was not done after {waited:.0f} s (DISCO_NCCL_TIMEOUT_S)"
         if why:

@@ -11,12 +11,12 @@ import functools
 import hmac
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from disco_client.clock import monotonic
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
@@ -253,7 +253,7 @@ class Hub:
         node_return: float = 2.0,
         limits: SessionLimits = DEFAULT_LIMITS,
         expect_nodes: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
         self.cluster = Cluster(
@@ -487,7 +487,7 @@ class Hub:
         self, session: SessionTable, end: End, slots: Callable[[], tuple[int, int]]
     ) -> None:
         session_id = session.session
-        session.ended = time.monotonic()
+        session.ended = monotonic()
         self.exchanges.close(session_id, end.message)
         self.transfers.end_session(session_id)
         self.counters.ended[end.reason] += 1
@@ -575,7 +575,7 @@ class Hub:
             num_groups=create.num_groups,
             ccl=create.ccl,
             transfer_key=secrets.token_bytes(16),
-            created=time.monotonic(),
+            created=monotonic(),
             deadline=self.clock() + create.timeout_s,
             priority=priority,
         )

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import itertools
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from disco_client.clock import monotonic, monotonic_ns
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.text import natural
 from disco_client.tracing.ring import ClockSample, clock_offset
@@ -67,7 +67,7 @@ class Inspections:
         self,
         cluster: Cluster,
         post: Callable[[str, bytes], object],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._cluster = cluster
@@ -79,7 +79,7 @@ class Inspections:
 
     def receive(self, node: str, payload: bytes) -> None:
         """Takes a node's answer."""
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         found = node_pb2.NodeInspected.FromString(payload)
         question = self._questions.get(found.request)
         if question is not None and question.node == node and not question.answer.done():
@@ -102,7 +102,7 @@ class Inspections:
             LookupError: There is no such session; the text says which there are.
             NotYours: It belongs to another owner.
         """
-        received_ns = time.monotonic_ns()
+        received_ns = monotonic_ns()
         name = request.name
         session = self._find(name, who)
         request = self._by_id(request, session or self._of_ended(name, who))
@@ -126,7 +126,7 @@ class Inspections:
             result.num_workers = session.num_workers
             missing = [node for node, found in zip(nodes, asked, strict=True) if found is None]
             result.silent.extend(self._silences(session, missing))
-        result.received_ns, result.sent_ns = received_ns, time.monotonic_ns()
+        result.received_ns, result.sent_ns = received_ns, monotonic_ns()
         return result
 
     async def quiet_for(self, session: SessionTable) -> float | None:
@@ -163,7 +163,7 @@ class Inspections:
             Its answer, and for how many seconds question and answer were in transit; None if
             no answer came in time.
         """
-        asked = time.monotonic_ns()
+        asked = monotonic_ns()
         try:
             async with asyncio.timeout(seconds):
                 found, heard = await self._ask(node, node_pb2.InspectNode(all=True))
@@ -251,7 +251,7 @@ class Inspections:
         known = self._clocks.get(node) if request.follow else None
         if known is None:
             return await self._compare_clocks(node)
-        if time.monotonic() - known[0] > _CLOCK_S and node not in self._comparing:
+        if monotonic() - known[0] > _CLOCK_S and node not in self._comparing:
             # In the background: waiting would let new records be overwritten meanwhile.
             self._comparing[node] = asyncio.create_task(self._compare_in_time(node))
         return known[1]
@@ -268,12 +268,12 @@ class Inspections:
         """Asks several times, and takes the offset from the quickest answer."""
         found: list[tuple[int, ClockSample]] = []
         for _ in range(_CLOCK_ROUNDS):
-            asked = time.monotonic_ns()
+            asked = monotonic_ns()
             answer, heard = await self._ask(node, node_pb2.InspectNode())
             offset, error = clock_offset(asked, answer.received_ns, answer.sent_ns, heard)
             found.append((error, ClockSample(answer.received_ns, offset, error)))
         _, best = min(found)
-        self._clocks[node] = time.monotonic(), best
+        self._clocks[node] = monotonic(), best
         return best
 
     async def _ask(
@@ -302,7 +302,7 @@ def node_info(node: Node, free_slots: int) -> controller_pb2.NodeInfo:
         devices=node.devices,
         version=node.version,
         state=node.state,
-        age_s=time.monotonic() - node.joined,
+        age_s=monotonic() - node.joined,
         carrier=node.carrier,
         drained=node.drained,
         held_slots=len(node.taken),
@@ -375,7 +375,7 @@ def fill_session_info(
     info.name, info.owner = session.name, session.owner
     info.num_workers = session.num_workers
     info.state = session.state.value
-    info.age_s = time.monotonic() - session.created
+    info.age_s = monotonic() - session.created
     info.attached = session.attached
     if (left := session.lease_left(now)) is not None:
         info.lease_left_s = left
@@ -484,13 +484,13 @@ class Overviews:
         self,
         cluster: Cluster,
         inspections: Inspections,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._cluster = cluster
         self._inspections = inspections
         self._asking: asyncio.Task[None] | None = None
-        self._answers = _Answers(at=-INTERVAL_S + time.monotonic())
+        self._answers = _Answers(at=-INTERVAL_S + monotonic())
         self._before = self._answers
 
     async def snapshot(
@@ -509,13 +509,13 @@ class Overviews:
             ranks_of_ended: Of these, the id in hexadecimal of the only one that is told with
                 where its ranks ran; None for all.
         """
-        left = self._answers.at + INTERVAL_S - time.monotonic()
+        left = self._answers.at + INTERVAL_S - monotonic()
         if self._asking is None and (left <= 0 or self._misses_some()):
             self._asking = asyncio.ensure_future(self._ask(max(left, 0.0)))
             self._asking.add_done_callback(self._asked)
         if self._asking is not None:
             await asyncio.shield(self._asking)  # shared with other callers
-        now, cluster = time.monotonic(), self._cluster
+        now, cluster = monotonic(), self._cluster
         nodes = sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         sessions = [*cluster.sessions.values(), *(cluster.lately_over(now) if ended else ())]
         result = controller_pb2.OverviewResult(
@@ -543,7 +543,7 @@ class Overviews:
     async def _ask(self, wait: float) -> None:
         """Asks every node that is connected, after some seconds."""
         await asyncio.sleep(wait)
-        asked = _Answers(time.monotonic())
+        asked = _Answers(monotonic())
         here = [n.name for n in self._cluster.members.nodes.values() if n.away_since is None]
         await asyncio.gather(*(self._ask_node(node, asked) for node in here))
         self._before, self._answers = self._answers, asked
@@ -554,7 +554,7 @@ class Overviews:
         if glance is None:
             return
         found, asked.latency[node] = glance
-        at = time.monotonic()
+        at = monotonic()
         for each in found.sessions:
             newest = asked.received.get(each.session, 0)
             asked.received[each.session] = max(newest, each.received)

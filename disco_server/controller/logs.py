@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
+from disco_client.clock import monotonic
 from disco_client.pb import controller_pb2
 from disco_client.wire.printed import LineCounter
 from disco_server.core.token_bucket import TokenBucket
@@ -122,7 +123,7 @@ class SessionLog:
         self._change = asyncio.Event()
         # What was printed before a controller was started again is not known to it.
         self.lines = LineCounter(from_first=False)
-        self.budget = TokenBucket(*_BUDGET, time.monotonic())
+        self.budget = TokenBucket(*_BUDGET, monotonic())
         self.nbytes = 0
         self.over: float | None = None
 
@@ -153,7 +154,7 @@ class SessionLog:
 
     def close(self) -> None:
         """Marks the end of the lines; readers that follow them end."""
-        self.over = time.monotonic()
+        self.over = monotonic()
         self._tell()
 
     def _tell(self) -> None:
@@ -270,7 +271,7 @@ class Logs:
         """
         log = self._sessions.get(session) or self.of(session)
         cost = sum(map(len, lines)) + _OF_A_LINE * len(lines)
-        left = log.budget.left(time.monotonic())
+        left = log.budget.left(monotonic())
         log.budget.take(min(cost, left))
         if cost > left:
             return False
@@ -296,7 +297,7 @@ class Logs:
         self._forget()
 
     def _forget(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         over = [(key, log.over) for key, log in self._sessions.items() if log.over is not None]
         for at, (key, since) in enumerate(over):
             if now - since > ENDED_S or at < len(over) - ENDED_SESSIONS:

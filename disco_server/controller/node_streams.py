@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from disco_client.clock import monotonic
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in
@@ -124,7 +124,7 @@ class NodeStreams:
             version=info.version,
             host=info.host,
             heard=now,
-            joined=time.monotonic(),
+            joined=monotonic(),
             array_address=info.array_address,
             host_id=info.host_id or info.name,
             cordoned=info.cordoned,
@@ -273,7 +273,7 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         ccl=start.ccl,
         transfer_key=start.transfer_key,
         principal=start.principal,
-        created=time.monotonic(),
+        created=monotonic(),
         deadline=0.0,  # set when the cluster takes the session over
         lease=start.lease_s,
         state=SessionState.RETURNING,

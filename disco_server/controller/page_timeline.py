@@ -6,12 +6,12 @@ has a bounded size, however many commands there were.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from disco_client.clock import monotonic_ns
 from disco_client.tracing.chrome_trace import arrivals, identity_of
 from disco_client.tracing.ring import CommandRecord
 from disco_client.tracing.timeline import RankFlight
@@ -54,7 +54,7 @@ class Stretch:
     @classmethod
     def until_now(cls, seconds: float, spans: int) -> Stretch:
         """The last seconds."""
-        return cls(time.monotonic_ns(), seconds, spans)
+        return cls(monotonic_ns(), seconds, spans)
 
     @property
     def begin_ns(self) -> int:

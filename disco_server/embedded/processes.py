@@ -12,7 +12,6 @@ import secrets
 import select
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from disco_client.arguments import check_session
 from disco_client.arrays.shared_memory import MappedMemory, SharedPool
+from disco_client.clock import monotonic
 from disco_client.errors import (
     ConfigError,
     SessionClosed,
@@ -239,12 +239,12 @@ class Children:
         """Notes that a rank opens its communicator; once all do, a time limit applies."""
         attempt = self.opening.begins(worker)
         if attempt is not None:
-            self._openings[attempt] = time.monotonic() + self.opening.limit_s
+            self._openings[attempt] = monotonic() + self.opening.limit_s
             self.reader.wake()  # the keeper watches the time
 
     def _check_openings(self) -> float:
         """Ends ranks that hang in opening their communicator; when to check again, in seconds."""
-        now = time.monotonic()
+        now = monotonic()
         for attempt in [number for number, end in list(self._openings.items()) if end <= now]:
             del self._openings[attempt]
             blamed, why = self.opening.blame(attempt, self._alive)
@@ -259,7 +259,7 @@ class Children:
         if self._late:
             left = min(left, self._check_late())
         if self._deadline is not None:
-            left = self._deadline - time.monotonic()
+            left = self._deadline - monotonic()
             if left <= 0:
                 self._deadline, left = None, math.inf
                 self._end_now()
@@ -271,7 +271,7 @@ class Children:
         if self._failed:
             self._end_now()
         elif self._goodbye is not None and self._deadline is None:
-            self._deadline = time.monotonic() + _END_GRACE_S
+            self._deadline = monotonic() + _END_GRACE_S
             for child in self.ranks:
                 child.send(self._goodbye)
 
@@ -312,7 +312,7 @@ class Children:
         over = self._goodbye is not None or self._failed
         if not over and may_follow_another(status, child.memory):
             self._late[child.memory] = child, status
-            self._late_until = min(self._late_until, time.monotonic() + CAUSE_FIRST_S)
+            self._late_until = min(self._late_until, monotonic() + CAUSE_FIRST_S)
             if not self._alive:  # no rank is left whose end could be the cause
                 self._report_late()
             return
@@ -320,7 +320,7 @@ class Children:
 
     def _check_late(self) -> float:
         """Reports an end whose cause was not seen in time; when to check again, in seconds."""
-        left = self._late_until - time.monotonic()
+        left = self._late_until - monotonic()
         if left > 0:
             return left
         self._report_late()
@@ -812,13 +812,13 @@ class ProcessTransport(Bound):
             raise
 
     def _start(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         try:
             self._children.start()
         except OSError as error:
             msg = f"no worker process could be started: {error}"
             raise SessionLost(msg) from error
-        if not self._wait_for(self._ready, deadline - time.monotonic()):
+        if not self._wait_for(self._ready, deadline - monotonic()):
             late = [child.worker for child in self._children.ranks if not child.assigned]
             msg = f"workers {late} were not ready within {timeout:g} s"
             raise SessionLost(msg)

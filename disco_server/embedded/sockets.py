@@ -12,12 +12,12 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from disco_client.arguments import check_name, check_session
+from disco_client.clock import monotonic
 from disco_client.connection import opening, owner
 from disco_client.errors import ConfigError, ConnectionFailed, NoSlots
 from disco_client.forks import check_grpc
@@ -188,9 +188,9 @@ class EmbeddedNode:
         """
         coming = self._hub.wait_for_nodes(self._layout.nodes)
         future = asyncio.run_coroutine_threadsafe(coming, self._loop)
-        deadline = time.monotonic() + timeout
+        deadline = monotonic() + timeout
         try:
-            while (left := deadline - time.monotonic()) > 0:
+            while (left := deadline - monotonic()) > 0:
                 with contextlib.suppress(TimeoutError):
                     future.result(min(left, _LOOK_S))
                     return True
@@ -413,14 +413,14 @@ def _await_nodes(
 ) -> None:
     """Waits for the other nodes, and prints what it waits for."""
     others = num_nodes - 1
-    began, said = time.monotonic(), ""
+    began, said = monotonic(), ""
 
     def tell() -> None:
         nonlocal said
         text = (
             f"waiting for {many(others, 'other node')}, {len(node.joined)} came; on each: {command}"
         )
-        if text != said and time.monotonic() - began > _QUIET_S:
+        if text != said and monotonic() - began > _QUIET_S:
             said = text
             shown = for_terminal(f"disco: {text}", sys.stderr)
             print(shown, file=sys.stderr, flush=True)  # noqa: T201  (for the waiting user)

@@ -9,7 +9,6 @@ import os
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from disco_client.arguments import check_session
+from disco_client.clock import monotonic
 from disco_client.errors import (
     ConfigError,
     SessionClosed,
@@ -760,15 +760,15 @@ class ThreadTransport(Bound):
         del timeout  # threads that do not leave at once cannot be waited for
         if self._sender is not None and not self._over:
             self._sender.join(_END_GRACE_S)
-        deadline = time.monotonic() + _END_GRACE_S
+        deadline = monotonic() + _END_GRACE_S
         for rank in self._ranks:
             rank.give(None)
         for rank in self._ranks:
-            rank.join(deadline - time.monotonic())
+            rank.join(deadline - monotonic())
         self._finish(SessionClosed(f"session {self._welcome.name!r} was shut down"))
-        deadline = time.monotonic() + _END_GRACE_S
+        deadline = monotonic() + _END_GRACE_S
         for rank in self._ranks:
-            rank.join(deadline - time.monotonic())
+            rank.join(deadline - monotonic())
 
     def _finish(self, error: SessionError) -> None:
         with self._end_lock:

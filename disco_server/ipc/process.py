@@ -238,11 +238,11 @@ class RankProcess:
 def _pair(
     ours: contextlib.ExitStack, theirs: contextlib.ExitStack
 ) -> tuple[socket.socket, socket.socket]:
-    """Two ends of a socket, each closed with one of the stacks."""
+    """Two ends of a socket, each closed with one of the stacks; only ours does not block."""
     pair = socket.socketpair()
     for stack, end in zip((ours, theirs), pair, strict=True):
         stack.callback(end.close)
-    pair[0].setblocking(False)
+        end.setblocking(stack is theirs)  # whatever socket.setdefaulttimeout says
     return pair
 
 

@@ -15,17 +15,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import IO, Any, cast
 
+from disco_client.clock import monotonic
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with_parent_in
 
 __all__ = ["Check", "CheckResult", "State", "ask", "first_line", "tell"]
 
 
 _ANSWERS_VARIABLE = "DISCO_ANSWERS_FD"
+_LOOK_S = 0.01
+"""How often to look whether a child has ended; it takes tenths of a second to begin."""
+
 _KILLED_S = 2.0
 """How long to wait for a killed child; one that is stuck in a driver may never end."""
 
@@ -130,23 +135,29 @@ def ask(
             start_new_session=True,
         )
         try:
-            status = child.wait(timeout)
-            ended = _describe(status)
-        except subprocess.TimeoutExpired:
-            ended = f"did not come back within {timeout:g} s"
+            status = _await(child, timeout)
         finally:
             _end(child)
+        late = f"did not come back within {timeout:g} s"
+        ended = late if status is None else _describe(status)
         # A library may buffer what it prints until it exits, and complains at once.
         said = _last_line(errors) or _last_line(output)
         return list(_results(list(_answers(answers)), checks, f"{ended}{said}"))
+
+
+def _await(child: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Waits for a child's status as `Popen.wait` does, whose clock programs can move."""
+    until = monotonic() + seconds
+    while (status := child.poll()) is None and monotonic() < until:
+        time.sleep(_LOOK_S)
+    return status
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Ends a child with all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_KILLED_S)
+    _await(child, _KILLED_S)
 
 
 def _describe(status: int) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import mmap
-import time
 from collections.abc import Iterable
 
 from disco_client.arrays.shared_memory import allocate
+from disco_client.clock import monotonic_ns
 from disco_client.tracing import ring as layout
 from disco_client.tracing.ring import Flag, Header, what_of
 
@@ -35,7 +35,7 @@ _MAX_NAME = 200
 _EMPTY_KINDS = memoryview(bytes(4 * layout.STEP)).cast("I")
 _EMPTY_TIMES = memoryview(bytes(8 * layout.STEP)).cast("Q")
 _COLLECTIVES, _COLLECTIVE_BYTES = layout.COLLECTIVES, layout.COLLECTIVE.size
-_pack, _now = layout.COLLECTIVE.pack_into, time.monotonic_ns
+_pack, _now = layout.COLLECTIVE.pack_into, monotonic_ns
 _FORMS, _MOST_FORMS = layout.FORMS, (1 << 32) - 1
 _MOST_BYTES = (1 << 64) - 1
 # Looking up a member of an enum is a call, which counts where calls take microseconds.
@@ -134,13 +134,13 @@ class FlightRecorder:
     def begin(self, seq: int) -> int:
         """A rank that was idle begins a command; returns when to :meth:`stamp` next."""
         self._make_room(seq)
-        self._last, self._last_ns = seq - 1, time.monotonic_ns()
+        self._last, self._last_ns = seq - 1, monotonic_ns()
         self._starts[seq & SLOT_MASK] = self._last_ns
         return seq | _STRIDE - 1 if self._calm >= _CALM else seq
 
     def stamp(self, seq: int) -> int:
         """A command has ended; returns the next one after whose end to call this again."""
-        now = time.monotonic_ns()
+        now = monotonic_ns()
         self._ends[seq & SLOT_MASK] = now
         count = seq - self._last
         if now - self._last_ns < count * _FAST_NS:

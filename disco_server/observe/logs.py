@@ -15,11 +15,11 @@ import os
 import re
 import select
 import sys
-import time
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
+from disco_client.clock import monotonic
 from disco_client.errors import ConfigError
 from disco_client.telemetry.spans import active_ids
 from disco_client.text import harmless
@@ -275,7 +275,7 @@ class Refusals:
 
     def record(self, event: str, **fields: Any) -> None:
         """Writes a line, or counts it."""
-        now = time.monotonic()
+        now = monotonic()
         if now - self._second >= 1.0:
             left_out, self._left_out = self._left_out, 0
             self._second, self._written = now, 0

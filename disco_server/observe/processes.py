@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from disco_client.clock import monotonic, monotonic_ns
 from disco_client.tracing.ring import RING_BYTES, FlightRecord, Header, Since, cut_memory, read_now
 from disco_client.wire.reports import EncodedRankReport, RankState, report_of
 from disco_server.observe.flight import CAUSE_MARK, STACK_BYTES, FlightRecorder, make_memory
@@ -369,8 +370,8 @@ def report_cut(
 
 def _await_stacks(subjects: Sequence[Subject], waiting: list[int]) -> list[int]:
     """Waits for stacks; returns the ranks whose stacks did not come."""
-    deadline = time.monotonic() + STACK_S
-    while waiting and time.monotonic() < deadline:
+    deadline = monotonic() + STACK_S
+    while waiting and monotonic() < deadline:
         time.sleep(_LOOK_S)
         waiting = [i for i in waiting if not subjects[i].look()]
     return waiting
@@ -411,7 +412,7 @@ def report_memory(
     report = EncodedRankReport(state=RankState.RUNNING)
     with contextlib.suppress(ValueError):  # user code wrote into it
         found = read_now(raw, emptied)
-        report = report_of(found.record, time.monotonic_ns())
+        report = report_of(found.record, monotonic_ns())
         report.collectives = found.collectives
         report.collective_bytes = found.collective_bytes
     report.worker, report.node, report.pid = worker, node, pid

@@ -38,6 +38,7 @@ from typing import Any, NoReturn
 from numpy import random as numpy_random
 
 from disco_client.backoff import Backoff
+from disco_client.clock import monotonic
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.observe.lifetime import PARENT_VARIABLE
 from disco_server.observe.processes import (
@@ -123,8 +124,8 @@ def _end_below(reap: Callable[[], None], limit_s: float, spared: Collection[int]
         spared: Children that live on, with all that is below them.
     """
     me, backoff = os.getpid(), Backoff(_SHORTEST_S, _LONGEST_S)
-    until = time.monotonic() + limit_s
-    while time.monotonic() < until:
+    until = monotonic() + limit_s
+    while monotonic() < until:
         reap()
         if not _has_children():
             return
@@ -147,6 +148,7 @@ class _Role(ABC):
     """Waits for messages of the daemon, for the ends of children and of the daemon."""
 
     def __init__(self, sock: socket.socket, daemon: int) -> None:
+        sock.setblocking(True)
         self.sock = sock
         self._daemon = daemon
         be_subreaper()

@@ -7,10 +7,10 @@ size: a page of either list, and the steps of one program.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from disco_client.clock import monotonic
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import (
     MOST_SOURCES,
@@ -76,7 +76,7 @@ def _add_steps(
     found: EncodedHoldings, program: CompiledProgram, name_of: Callable[[int], str]
 ) -> None:
     """Adds the steps of a program, and has the next runs of it timed."""
-    times = program.time_steps(time.monotonic() + TIMED_S)
+    times = program.time_steps(monotonic() + TIMED_S)
     steps = found.steps
     steps.defined, steps.name = program.defined, program.definition.name
     steps.inputs = len(program.flow.inputs)

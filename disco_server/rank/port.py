@@ -143,7 +143,7 @@ class RankPort(ArrayPorter):
 
     def wait(self, seconds: float) -> bool:
         """Waits for so long; whether there is an envelope, or the end, to read."""
-        return bool(self._frames) or bool(select.select((self._sock,), (), (), seconds)[0])
+        return bool(self._frames) or bool(self._looker.poll(seconds * 1000))
 
     def _read(self) -> None:
         frames = self._receive()

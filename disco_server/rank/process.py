@@ -284,6 +284,7 @@ def run(fd: int) -> NoReturn:
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
+    sock.setblocking(True)  # whatever socket.setdefaulttimeout says: an entrypoint has run before
     code = 0
     try:
         _serve(RankPort(sock, _map_page(os.environ)), flight)

@@ -16,13 +16,13 @@ one of them is released.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from disco_client.clock import monotonic, monotonic_ns
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import (
     Action,
@@ -391,7 +391,7 @@ class _Text:
 
     def compile_timed(self) -> Callable[[list[Any], list[Any], Callable[[int], object]], None]:
         """The same, which also notes the time when it begins and after each step."""
-        self.constants["now"] = time.monotonic_ns
+        self.constants["now"] = monotonic_ns
         lines = [f"{line}; note(now())" for line in self.lines]
         return self._made("def program(frame, results, note):", lines)
 
@@ -544,7 +544,7 @@ class CompiledProgram:
 
     def _run_timed(self, times: StepTimes, args: list[Any], results: list[Any]) -> None:
         """Runs every step, and takes their times if somebody has asked for them lately."""
-        if self._timed_function is None or time.monotonic() > self._until:
+        if self._timed_function is None or monotonic() > self._until:
             self._function(args, results)
             return
         moments: list[int] = []

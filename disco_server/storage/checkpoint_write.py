@@ -21,6 +21,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from disco_client.clock import monotonic
 from disco_client.wire.partition import Bounds, shape_within
 from disco_server.storage.checkpoint_read import (
     GENERATION,
@@ -216,12 +217,12 @@ def _make_folders(path: Path) -> None:
 
 
 def _lock(fd: int, path: Path, wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
+    deadline = monotonic() + wait_s
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > deadline:
+            if monotonic() > deadline:
                 raise FileError(path, "another session is saving here at this moment") from None
             time.sleep(_LOCK_POLL_S)
         except OSError as error:

@@ -308,6 +308,7 @@ class ForkServer:
     async def _fork_keeper(self, server: _ServerProcess, session: int) -> Keeper:
         assert self._poller is not None  # noqa: S101  (the server needed it)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setblocking(True)  # whatever socket.setdefaulttimeout says
         with theirs:
             keeper = Keeper(ours, self._poller)
             try:
@@ -356,6 +357,7 @@ class ForkServer:
         if self._poller is None:
             self._poller = OutputPoller()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setblocking(True)  # whatever socket.setdefaulttimeout says
         output, their_output = os.pipe()
         os.set_blocking(output, False)
         try:

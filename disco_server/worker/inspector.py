@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from disco_client.clock import monotonic, monotonic_ns
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.tracing.ring import Since
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -64,7 +64,7 @@ class NodeInspector:
 
     async def answer(self, payload: bytes) -> None:
         """Answers a question of the controller."""
-        received_ns = time.monotonic_ns()
+        received_ns = monotonic_ns()
         asked = node_pb2.InspectNode.FromString(payload)
         found = node_pb2.NodeInspected(request=asked.request, received_ns=received_ns)
         here = (*self._sessions.values(), *self._leaving.values())
@@ -94,7 +94,7 @@ class NodeInspector:
             found.session, found.session_name = ended.session, ended.name
             found.num_workers = ended.num_workers
             found.ranks.extend(ended.reports)
-        found.sent_ns = time.monotonic_ns()
+        found.sent_ns = monotonic_ns()
         self._post(envelope(EnvelopeKind.INSPECTED, found.SerializeToString()))
 
     async def _look_at_all(self) -> list[node_pb2.SessionGlance]:
@@ -167,7 +167,7 @@ class NodeInspector:
         )
 
     def _forget(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         while self._ended and (
             self._ended[0].until < now
             or len(self._ended) > KEPT_SESSIONS
@@ -186,7 +186,7 @@ class NodeInspector:
             for handle in session.ranks.values():
                 handle.memory.close(keep=session.session in self._looked_at)
             del self._leaving[session.session]
-        start, until = session.start, time.monotonic() + KEPT_S
+        start, until = session.start, monotonic() + KEPT_S
         self._ended.append(
             _EndedSession(until, session.session, start.session_name, start.num_workers, reports)
         )

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from disco_client.clock import monotonic
 from disco_client.pb import controller_pb2
 
 __all__ = ["MachineMeter", "MachineSampler"]
@@ -92,7 +93,7 @@ class MachineMeter:
         )
 
     def _counters(self) -> dict[str, float]:
-        found = {"at": time.monotonic(), "busy": 0.0, "idle": 0.0, "received": 0.0, "sent": 0.0}
+        found = {"at": monotonic(), "busy": 0.0, "idle": 0.0, "received": 0.0, "sent": 0.0}
         with contextlib.suppress(OSError, ValueError, IndexError):
             # user, nice, system, idle, iowait, irq, softirq, steal
             words = (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]

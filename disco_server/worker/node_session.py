@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from disco_client.clock import monotonic
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -260,7 +260,7 @@ class NodeSession:
         default_factory=OrderedDict[tuple[str, str, str], None]
     )
     tasks: set[asyncio.Task[Any]] = field(default_factory=set["asyncio.Task[Any]"])
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=monotonic)
 
     def __post_init__(self) -> None:
         if self.start.node_index >= len(self.start.nodes):

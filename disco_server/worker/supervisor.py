@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
+from disco_client.clock import monotonic
 from disco_client.errors import describe_exit
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import TICKETS_SHIFT
@@ -238,7 +238,7 @@ class Supervisor:
                 session=session.session,
                 start=session.start,
                 ranks=self._rank_infos(session),
-                age_s=time.monotonic() - session.began,
+                age_s=monotonic() - session.began,
             )
             for session in self._sessions.values()
             if session.ready and not session.ending

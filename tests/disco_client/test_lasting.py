@@ -29,6 +29,13 @@ def left(cluster):
         attach("mine", address=cluster.address)  # each test ends it
 
 
+@pytest.mark.parametrize("timeout", [float("nan"), -1.0, 0])
+def test_a_timeout_in_which_nothing_is_reached_is_refused(timeout):
+    """Before anything is tried."""
+    with pytest.raises(errors.ConfigError, match="expected a timeout above 0 seconds"):
+        attach("mine", address="127.0.0.1:1", timeout=timeout)
+
+
 def test_another_program_goes_on_where_one_left(cluster, left):
     """In another process, with tensors, arrays and functions, and nothing else of before."""
     program = (

@@ -1,4 +1,4 @@
-"""The tree's own rules: a sentence for each test, and no circle of imports."""
+"""The tree's own rules: a sentence for each test, no circle of imports, and calls left out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "disco_client" / "pb"
@@ -62,3 +64,62 @@ def test_no_module_imports_itself_by_way_of_others():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+# Calls of the standard library that the tree leaves out ---------------------------------
+
+CLOCK = ROOT / "disco_client" / "clock.py"
+PACKAGES = ("disco_client", "disco_server")
+EVERYWHERE = (*PACKAGES, "tests", "benchmarks", "examples", "docs", "deploy")
+
+
+def uses(tree: ast.AST, module: str, names: set[str]) -> list[int]:
+    """The lines in which a module's names are used, or imported from there."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr in names) == (module, True)
+        )
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == module
+            and names & {each.name for each in node.names}
+        )
+    ]
+
+
+LEFT_OUT = (
+    (EVERYWHERE, "select", {"select"}, "select.poll: select takes no descriptor from 1024 on"),
+    (EVERYWHERE, "selectors", {"SelectSelector"}, "selectors.DefaultSelector, for the same"),
+    (
+        PACKAGES,
+        "time",
+        {"monotonic", "monotonic_ns"},
+        "disco_client.clock: programs freeze and move that of the module",
+    ),
+)
+
+
+def test_what_is_replaced_is_not_called():
+    """Neither by its module nor as a name that was imported."""
+    found = [
+        f"{name(file)}:{line} takes {instead}"
+        for file in sources(*EVERYWHERE)
+        if file != CLOCK
+        for tree in (ast.parse(file.read_text()),)
+        for places, module, names, instead in LEFT_OUT
+        if name(file).partition("/")[0] in places
+        for line in uses(tree, module, names)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["import select\nselect.select([], [], [])", "\nfrom select import select, poll"]
+)
+def test_both_ways_to_call_are_found(text):
+    """The rule itself can fail."""
+    assert uses(ast.parse(text), "select", {"select"}) == [2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import socket
 import time
 from collections import Counter
 from importlib import import_module
@@ -428,3 +429,9 @@ class Model:
     def __disco_load__(self, state):
         """Puts it back."""
         self.weight, self.rate, self.losses = state["weight"], state["rate"], state["losses"]
+
+
+@disco_server.register_func("conformance.set_default_timeout")
+def set_default_timeout(seconds):
+    """Sets how long new sockets of this process wait."""
+    socket.setdefaulttimeout(seconds)

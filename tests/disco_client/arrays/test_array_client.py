@@ -15,6 +15,7 @@ from disco_client import connect, errors
 from disco_client.arrays import client as client_module
 from disco_client.arrays.client import ArrayClient, GrpcEndpoint
 from disco_client.arrays.shared_memory import MemoryEndpoint
+from disco_client.transport import channel as channel_module
 from disco_client.transport.base import TransferFailed
 from disco_client.transport.channel import CHANNEL_OPTIONS, ReloadingChannel, target
 
@@ -154,6 +155,33 @@ def test_a_controller_that_is_away_is_waited_for(arrays, monkeypatch):
             asked.clear()
         assert not waiting.done()
         client.close()
+        with pytest.raises(TransferFailed, match="the session is over"):
+            waiting.result(20)
+
+
+def test_a_silent_daemon_keeps_only_its_own_transfers_waiting(session, arrays, monkeypatch):
+    """Those with another worker are made meanwhile; the end of the session ends its wait."""
+    monkeypatch.setattr(client_module, "_REACH_S", 3600.0)
+    patient = [("grpc.min_reconnect_backoff_ms", 3_600_000)]
+    monkeypatch.setattr(channel_module, "CHANNEL_OPTIONS", [*CHANNEL_OPTIONS, *patient])
+    healthy = session._core.transport._arrays._addresses[1]
+    with socket.create_server(("127.0.0.1", 0)) as silent, futures.ThreadPoolExecutor(2) as pool:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        client = arrays({0: address, 1: healthy})
+        waiting = pool.submit(client.upload, 1, 0, memoryview(bytearray(8)))
+        silent.settimeout(20)
+        connection, _ = silent.accept()  # and nothing more
+        before = swap(session, client)
+        try:
+            ref = session.empty(ARRAY.shape, "float64")
+            pool.submit(ref.debug_copy_from, 1, ARRAY).result(20)
+            np.testing.assert_array_equal(pool.submit(ref.numpy, 1).result(20), ARRAY)
+            assert not waiting.done()
+            assert not client._opening[address].known.is_set()
+        finally:
+            swap(session, before)
+            client.close()
+            connection.close()
         with pytest.raises(TransferFailed, match="the session is over"):
             waiting.result(20)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from concurrent import futures
 
 import grpc
@@ -62,7 +63,9 @@ def test_a_call_that_is_interrupted_is_cancelled_and_the_channel_serves_on(chann
             ask(channel.unary_unary("/test.S/Hang"), b"", timeout=30)
         presser.join()
         assert hanging.left.acquire(timeout=20)
-        assert ask(channel.unary_unary("/test.S/Echo"), b"%d" % number) == b"%d" % number
+        assert (
+            ask(channel.unary_unary("/test.S/Echo"), b"%d" % number, timeout=20) == b"%d" % number
+        )
 
 
 def press():
@@ -100,3 +103,15 @@ def test_without_a_thread_it_fails_at_once(channel, monkeypatch):
         with pytest.raises(RuntimeError, match="can't start new thread"):
             run_uninterrupted(pytest.fail, pytest.fail)
     assert run_uninterrupted(lambda: b"made", lambda made: made) == b"made"
+
+
+@pytest.mark.parametrize("now", [1e9, 4e9], ids=["past", "future"])
+def test_the_time_for_an_answer_is_not_counted_on_the_wall_clock(
+    channel, hanging, monkeypatch, now
+):
+    """Which a program may freeze: answers come, and a call without one ends in its time."""
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert ask(channel.unary_unary("/test.S/Echo"), b"here", timeout=20.0) == b"here"
+    with pytest.raises(grpc.RpcError, match=r"no answer within 0\.2 s"):
+        ask(channel.unary_unary("/test.S/Hang"), b"", timeout=0.2)
+    assert hanging.left.acquire(timeout=20)

@@ -25,7 +25,7 @@ def clock(monkeypatch):
     def go(seconds):
         now[0] = BEGIN + round(seconds * 1e9)
 
-    monkeypatch.setattr("disco_server.observe.flight.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("disco_server.observe.flight.monotonic_ns", lambda: now[0])
     monkeypatch.setattr("disco_server.observe.flight._now", lambda: now[0])
     return go
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -85,6 +86,13 @@ def test_a_worker_that_never_gets_ready_is_not_waited_for(tmp_path, monkeypatch)
         disco_client.ProcessSession(2, entrypoint="sleepy_entry", timeout=1.0)
     running = [" ".join(child.cmdline()) for child in psutil.Process().children()]
     assert not any("sleepy_entry" in line for line in running)
+
+
+@pytest.mark.parametrize("seconds", [3e6, 1e12, math.inf])
+def test_workers_may_have_any_time_to_get_ready(seconds):
+    """Also more than the system's calls take."""
+    with disco_client.ProcessSession(1, timeout=seconds) as session:
+        session.sync_all()
 
 
 def test_nothing_keeps_the_name_of_mpis_memory(processes):

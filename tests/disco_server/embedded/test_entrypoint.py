@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,22 @@ def test_an_entrypoint_of_tvms_form_is_a_worker(modules, gone):
             session.sync_all()
         assert described.debug_get_from_remote(1) == "worker 1 4 2"
     assert gone(pids)
+
+
+def test_an_entrypoint_may_set_a_default_timeout_of_sockets(tmp_path, monkeypatch):
+    """The worker's own socket, which is made afterwards, waits for commands as long as it takes."""
+    (tmp_path / "impatient.py").write_text(
+        "import socket; socket.setdefaulttimeout(0.01)\n"
+        "from disco_server.rank.process import main; main()"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with di.ProcessSession(2, entrypoint="impatient") as session:
+        nap = session.get_global_func("time.sleep")
+        for _ in range(2):
+            nap(0.05)
+            session.sync_all()
+            time.sleep(0.05)  # in which the workers wait
+        assert session.allreduce(session.broadcast(np.ones(2))).numpy().tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path):
 def test_a_flood_of_refusals_does_not_fill_the_disk(caplog, monkeypatch):
     """So many a second are written, and then how many were not."""
     now = [100.0]
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logs, "monotonic", lambda: now[0])
     refusals = logs.Refusals()
     for _ in range(1000):
         refusals.record("refused", outcome="no token")

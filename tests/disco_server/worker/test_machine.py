@@ -49,7 +49,7 @@ def write(proc, busy, idle, received):
 def clock(monkeypatch):
     """The meter's time."""
     now = [0.0]
-    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine, "monotonic", lambda: now[0])
     return now
 
 

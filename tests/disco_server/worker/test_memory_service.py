@@ -420,7 +420,9 @@ def test_it_accepts_clients_again_after_it_could_not(monkeypatch, caplog, number
         async def full(listener):
             if not failed:
                 failed.append(listener)
-                await asyncio.to_thread(select.select, [listener], [], [])
+                coming = select.poll()
+                coming.register(listener, select.POLLIN)
+                await asyncio.to_thread(coming.poll)
                 raise OSError(number, "there is none")
             return await accept(listener)
 

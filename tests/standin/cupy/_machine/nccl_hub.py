@@ -219,6 +219,7 @@ class Hub:
         folder = os.environ.get("STANDIN_SOCKETS", elsewhere)
         self.address = str(Path(folder) / name) if folder else f"@{name}"
         self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.setblocking(True)  # whatever socket.setdefaulttimeout says
         self._listener.bind(socket_name(self.address))
         self._listener.listen(128)
         self._rooms: dict[str, Room] = {}

@@ -86,6 +86,7 @@ class Link:
         self._gone = False  # the hub is, or has seen this rank go
         self._changed = threading.Condition()
         connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(True)  # whatever socket.setdefaulttimeout says
         try:
             connection.connect(socket_name(address))
         except OSError as error:

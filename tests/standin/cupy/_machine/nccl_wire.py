@@ -52,6 +52,7 @@ class Line:
     """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)  # whatever socket.setdefaulttimeout says
         self._socket = connection
         self._sending = threading.Lock()
         _open.add(self)
