@@ -3,8 +3,8 @@
 Readers, keepers, senders and event loops have such texts, and none of them may fail or stand
 still because of whoever reads the texts: standard error may be missing, closed, full, of an
 encoding that lacks a character, or a pipe that nobody reads, and a program's own log sink or
-handler may raise. So an `Outlet` has all of them written by a thread of its own. What cannot
-be written is dropped and counted, and the number is written once something can be written again.
+handler may raise. So a `BackgroundWriter` has all of them written by a thread of its own. What
+cannot be written is dropped and counted, and the number is written once something can be again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from disco_client.forks import disown_in_children
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
 
 __all__ = [
+    "BackgroundWriter",
     "LogSink",
-    "Outlet",
     "StandardError",
     "ThreadStreamBase",
     "drop_logs",
@@ -45,16 +45,16 @@ LogSink: TypeAlias = Callable[[int, str, bool, list[str]], None]
 
 _PROMPT_S = 1.0
 """How long a program's thread waits until its text is written, so that texts keep their order
-beside those that the program writes itself. While an outlet is behind, nobody waits."""
+beside those that the program writes itself. While a writer is behind, nobody waits."""
 
 _MOST = 1 << 20
-"""How many characters wait in an outlet at most."""
+"""How many characters wait in a writer at most."""
 
 _OF_A_TEXT = 64
 """What a text takes of that beyond its characters, about as much as in memory."""
 
 _IDLE_S = 0.2
-"""After how long without a text the thread of an outlet ends; the next text starts another."""
+"""After how long without a text the thread of a writer ends; the next text starts another."""
 
 _FLUSH_S = 1.0
 """How long the end of the interpreter waits for what is not written yet."""
@@ -66,7 +66,7 @@ _here = threading.local()
 
 
 @dataclass(slots=True)
-class _Text:
+class _WaitingText:
     """A text that waits, and how many lines of each source were dropped before it."""
 
     write: Callable[[], object]
@@ -77,7 +77,7 @@ class _Text:
     written: threading.Lock
 
 
-class Outlet:
+class BackgroundWriter:
     """Writes texts in a thread of its own, so that its callers neither fail nor stand still.
 
     Any thread may use it, and a signal handler that interrupts one that does.
@@ -97,7 +97,7 @@ class Outlet:
 
     def disown(self) -> None:
         """Begins anew in a forked child, where the thread is missing and locks may be held."""
-        self._texts: queue.SimpleQueue[_Text] = queue.SimpleQueue()
+        self._texts: queue.SimpleQueue[_WaitingText] = queue.SimpleQueue()
         self._running = threading.Lock()
         self._lock = threading.RLock()
         self._size = 0
@@ -134,9 +134,11 @@ class Outlet:
         if self._prompt_s and not self._behind and not hasattr(_here, "writes"):
             self._behind = not text.written.acquire(timeout=self._prompt_s)
 
-    def _put(self, write: Callable[[], object], lines: int, size: int, source: Hashable) -> _Text:
+    def _put(
+        self, write: Callable[[], object], lines: int, size: int, source: Hashable
+    ) -> _WaitingText:
         before, self._lost = self._lost, Counter()
-        text = _Text(write, lines, size, source, before, threading.Lock())
+        text = _WaitingText(write, lines, size, source, before, threading.Lock())
         text.written.acquire()
         self._size += size
         self._texts.put(text)
@@ -174,7 +176,7 @@ class Outlet:
             else:
                 self._write(text)
 
-    def _write(self, text: _Text) -> None:
+    def _write(self, text: _WaitingText) -> None:
         missing = text.before
         try:
             self._tell_of(missing)
@@ -216,8 +218,8 @@ class ThreadStreamBase:
 def write_to(stream: Any, text: str) -> None:
     r"""Writes to a stream; characters that its encoding lacks are written out, as in ``\xe9``.
 
-    In the thread of an `Outlet` it may block. It holds no lock meanwhile if the stream is the
-    usual one of a descriptor: the interpreter could not end.
+    In the thread of a `BackgroundWriter` it may block. It holds no lock meanwhile if the stream
+    is the usual one of a descriptor: the interpreter could not end.
 
     Args:
         stream: The stream.
@@ -294,9 +296,11 @@ def _tell_of_lines(source: tuple[int, str] | None, lines: int) -> None:
         print_logs(*source, True, [dropped(lines)])
 
 
-_outlets = {
-    "stderr": Outlet("disco-stderr", _tell_of_lines),
-    "stdout": Outlet("disco-stdout", lambda _source, lines: _print("stdout", dropped(lines))),
+_writers = {
+    "stderr": BackgroundWriter("disco-stderr", _tell_of_lines),
+    "stdout": BackgroundWriter(
+        "disco-stdout", lambda _source, lines: _print("stdout", dropped(lines))
+    ),
 }
 
 
@@ -308,7 +312,7 @@ def say(text: str, stream: str = "stderr") -> None:
         stream: ``stderr`` or ``stdout``.
     """
     lines = text.count("\n") + 1
-    _outlets[stream].pass_on(partial(_print, stream, text), lines=lines, size=len(text))
+    _writers[stream].pass_on(partial(_print, stream, text), lines=lines, size=len(text))
 
 
 def drop_logs(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
@@ -343,10 +347,10 @@ def in_background(sink: LogSink) -> LogSink:
     def tell(source: tuple[int, str], lines: int) -> None:
         sink(*source, True, [dropped(lines)])
 
-    outlet = _outlets["stderr"] if sink is print_logs else Outlet("disco-log-sink", tell)
+    writer = _writers["stderr"] if sink is print_logs else BackgroundWriter("disco-log-sink", tell)
 
     def pass_on(worker: int, node: str, stderr: bool, lines: list[str]) -> None:
-        outlet.pass_on(
+        writer.pass_on(
             partial(sink, worker, node, stderr, lines),
             lines=len(lines),
             size=sum(map(len, lines)) + _OF_A_TEXT * len(lines),
@@ -361,7 +365,7 @@ class StandardError:
 
     def write(self, text: str) -> int:
         """Writes a text."""
-        _outlets["stderr"].pass_on(
+        _writers["stderr"].pass_on(
             lambda: write_to(sys.stderr, text), lines=text.count("\n"), size=len(text)
         )
         return len(text)
@@ -400,7 +404,7 @@ def _tell_of_records(_source: object, lines: int) -> None:
     logging.getLogger(__name__).warning("%s", dropped(lines))
 
 
-_records = Outlet("disco-log-records", _tell_of_records)
+_records = BackgroundWriter("disco-log-records", _tell_of_records)
 
 
 def _handle(logger: logging.Logger, later: logging.Filterer, record: logging.LogRecord) -> None:
@@ -454,8 +458,8 @@ def logger_of(name: str) -> logging.Logger:
 
 
 def _flush() -> None:
-    for outlet in (*_outlets.values(), _records):
-        outlet.flush()
+    for writer in (*_writers.values(), _records):
+        writer.flush()
 
 
 atexit.register(_flush)

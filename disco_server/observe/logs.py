@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from disco_client.errors import ConfigError
-from disco_client.output import Outlet, logger_of, write_to
+from disco_client.output import BackgroundWriter, logger_of, write_to
 from disco_client.telemetry.spans import active_ids
 from disco_client.text import dropped, harmless
 
@@ -188,7 +188,7 @@ class _Handler(logging.Handler):
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
         self._stream = stream
-        self.outlet = Outlet("disco-log", self._tell, prompt_s=0.0)
+        self.writer = BackgroundWriter("disco-log", self._tell, prompt_s=0.0)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Passes on the text of a record, which is made at once: it tells of the active span."""
@@ -196,7 +196,7 @@ class _Handler(logging.Handler):
             text = self.format(record)
         except Exception as error:  # noqa: BLE001  (a record that cannot be formatted)
             text = f"a record of {record.name} cannot be written: {error!r}"
-        self.outlet.pass_on(partial(self._write, text), size=len(text), lines=text.count("\n") + 1)
+        self.writer.pass_on(partial(self._write, text), size=len(text), lines=text.count("\n") + 1)
 
     def _write(self, text: str) -> None:
         write_to(sys.stderr if self._stream is None else self._stream, text + "\n")
@@ -208,13 +208,13 @@ class _Handler(logging.Handler):
 
     def flush(self) -> None:
         """Waits a second at most until everything is written."""
-        self.outlet.flush()
+        self.writer.flush()
 
 
 def takes_more() -> bool:
     """Whether the log has room for what ranks print, of which the daemon's own lines need some."""
     handlers = logging.getLogger().handlers
-    return all(each.outlet.takes_more() for each in handlers if isinstance(each, _Handler))
+    return all(each.writer.takes_more() for each in handlers if isinstance(each, _Handler))
 
 
 def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> logging.Handler:

@@ -16,7 +16,7 @@ import pytest
 
 from disco_client.notebook import WorkTable
 from disco_client.output import (
-    Outlet,
+    BackgroundWriter,
     StandardError,
     drop_logs,
     in_background,
@@ -208,13 +208,13 @@ def test_a_signal_handler_that_prints_in_the_middle_of_a_print_neither_fails_nor
         signal.raise_signal(signal.SIGUSR1)
         got.append("outer")
 
-    outlet = Outlet("test", lambda _source, lines: got.append(lines))
-    before = signal.signal(signal.SIGUSR1, lambda *_: outlet.pass_on(lambda: got.append("inner")))
+    writer = BackgroundWriter("test", lambda _source, lines: got.append(lines))
+    before = signal.signal(signal.SIGUSR1, lambda *_: writer.pass_on(lambda: got.append("inner")))
     try:
-        with outlet._lock:  # as if the signal came while this thread is inside
+        with writer._lock:  # as if the signal came while this thread is inside
             signal.raise_signal(signal.SIGUSR1)
-        outlet.pass_on(write)
-        outlet.flush(20.0)
+        writer.pass_on(write)
+        writer.flush(20.0)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert sorted(got) == ["inner", "inner", "outer"]
@@ -279,12 +279,12 @@ def test_nothing_is_lost_at_a_normal_end(tmp_path):
 def test_a_forked_child_has_its_own(capfd):
     """The thread that writes is not there, and what its parent had not written is the parent's."""
     goes_on = threading.Event()
-    outlet = Outlet("test", lambda *_: None)
-    outlet.pass_on(goes_on.wait)
+    writer = BackgroundWriter("test", lambda *_: None)
+    writer.pass_on(goes_on.wait)
     pid = os.fork()
     if not pid:
-        outlet.pass_on(lambda: os.write(2, b"from the child\n"))
-        outlet.flush(10.0)
+        writer.pass_on(lambda: os.write(2, b"from the child\n"))
+        writer.flush(10.0)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     goes_on.set()
