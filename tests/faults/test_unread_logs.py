@@ -55,7 +55,7 @@ def test_a_log_that_nobody_reads_holds_up_no_daemon(daemons, capfd, eventually, 
             session.import_python_module("disco_test_functions")
             session.get_global_func("tests.say")(f"line {number}")
             session.sync_all(timeout=20)
-    eventually(lambda: "[worker 0 " in capfd.readouterr().err, what="what a rank printed")
+            eventually(lambda: "[worker 0 " in capfd.readouterr().err, what="what a rank printed")
     daemon = {"controller": controller, "worker": worker}[unread]
     text = read_log(daemon, f"session-{SESSIONS - 1}", eventually)
     assert "session-0" in text
