@@ -33,7 +33,7 @@ from disco_client.errors import (
 from disco_client.forks import disown_in_children, leak, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
 from disco_client.notebook import WorkTable
-from disco_client.output import LogSink, drop_logs
+from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
 from disco_client.telemetry import spans
@@ -1343,10 +1343,10 @@ def _start(
     log.long_waits = inbox.long_waits = LongWaits(after, describe)
 
     def lost(error: SessionError) -> None:
-        if not isinstance(error, SessionClosed):
-            span.fail(error)
         log.close(error, drop=True)
         inbox.lose(error)
+        if not isinstance(error, SessionClosed):
+            span.fail(error)
 
     span.note(
         {
@@ -1369,7 +1369,7 @@ def _start(
             reply=inbox.receive,
             live=inbox.receive_live,
             acknowledge=log.acknowledge,
-            log=sink,
+            log=in_background(sink),
             lost=lost,
             send=sent.send,
             resend=sent.rewind,

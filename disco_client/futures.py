@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import logging
 import threading
 import weakref
 from collections import deque
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 from disco_client.copies import Handle
 from disco_client.errors import DiscoError
+from disco_client.output import logger_of
 from disco_client.replies import Deadline
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-_logger = logging.getLogger("disco.futures")
+_logger = logger_of("disco.futures")
 
 
 class Background:

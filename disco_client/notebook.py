@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from disco_client.clock import monotonic
-from disco_client.text import for_terminal
+from disco_client.output import StandardError, say
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -86,14 +86,18 @@ def progress(what: str, nbytes: int, shown: bool | None = None, *, late: bool = 
         hidden = False
     if late:
         hidden = not notebook
-    return _bars(notebook=notebook)(
-        total=nbytes,
-        desc=what,
-        unit="B",
-        unit_scale=True,
-        disable=hidden,
-        delay=_UPLOAD_S if late else 0,
-    )
+    drawn: dict[str, Any] = {
+        "total": nbytes,
+        "desc": what,
+        "unit": "B",
+        "unit_scale": True,
+        "disable": hidden,
+        "delay": _UPLOAD_S if late else 0,
+    }
+    if notebook:
+        with contextlib.suppress(Exception):  # one that does not draw it
+            return _bars(notebook=True)(**drawn)
+    return _bars(notebook=False)(**drawn, file=StandardError(), dynamic_ncols=True)
 
 
 def _bars(*, notebook: bool) -> Any:
@@ -172,7 +176,8 @@ class TrackedWork:
     def update(self, more: int) -> None:
         """Counts so much more as done."""
         self._done += more
-        self._bar.update(more)
+        with contextlib.suppress(Exception):  # a notebook that does not draw it
+            self._bar.update(more)
 
     @property
     def progress(self) -> WorkProgress:
@@ -205,13 +210,15 @@ class WorkTable:
             shown: As of `progress`.
             late: The same.
         """
-        with progress(name or what, total, shown, late=late) as bar:
-            work = TrackedWork(what, name, total, bar)
-            self._works[id(work)] = work
-            try:
-                yield work
-            finally:
-                del self._works[id(work)]
+        bar = progress(name or what, total, shown, late=late)
+        work = TrackedWork(what, name, total, bar)
+        self._works[id(work)] = work
+        try:
+            yield work
+        finally:
+            del self._works[id(work)]
+            with contextlib.suppress(Exception):
+                bar.close()
 
     def all(self) -> tuple[WorkProgress, ...]:
         """How far each is, the oldest first."""
@@ -227,15 +234,16 @@ class StatusLine:
     def say(self, text: str) -> None:
         """Shows a text instead of the one before."""
         if not in_notebook():
-            said = for_terminal(f"disco: {text}", sys.stderr)
-            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for the user who waits)
+            say(f"disco: {text}")
             return
-        bar = self._bar
-        if bar is None:
-            bar = self._bar = _bars(notebook=True)(bar_format="{desc} ({elapsed})", leave=False)
-        bar.set_description_str(text)
+        with contextlib.suppress(Exception):  # a notebook that does not draw it
+            bar = self._bar
+            if bar is None:
+                bar = self._bar = _bars(notebook=True)(bar_format="{desc} ({elapsed})", leave=False)
+            bar.set_description_str(text)
 
     def close(self) -> None:
         """Removes it again, where that is possible."""
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(Exception):
+                self._bar.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 import weakref
@@ -23,8 +22,8 @@ from disco_client.errors import (
     RemoteFailure,
     SessionError,
 )
+from disco_client.output import say
 from disco_client.scopes import NO_SCOPE, Scope
-from disco_client.text import for_terminal
 from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.wire.codec import (
     EncodedReply,
@@ -191,8 +190,7 @@ class LongWaits:
             waited = (
                 f"disco: this call has waited for {now - wait.began:.0f} s, and goes on waiting"
             )
-            said = for_terminal(f"{waited}\n{text}", sys.stderr)
-            print(said, file=sys.stderr, flush=True)  # noqa: T201  (for the user who waits)
+            say(f"{waited}\n{text}")
         return Wait(wait.began, now + self._after if goes_on else math.inf, told=True)
 
 

@@ -10,10 +10,12 @@ from typing import Final, TextIO
 __all__ = [
     "LEAST_ID",
     "beginning_with",
+    "dropped",
     "for_terminal",
     "harmless",
     "hidden_in",
     "ids_beginning_with",
+    "is_terminal",
     "many",
     "natural",
     "short_ids",
@@ -37,6 +39,11 @@ _NUMBER: Final = re.compile("([0-9]+)")
 def many(number: int, what: str) -> str:
     """A number of things: ``1 node``, ``2 nodes``."""
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def dropped(count: int) -> str:
+    """The line that stands for lines which are missing."""
+    return f"... {count:,} line{'s' * (count != 1)} dropped"
 
 
 _SHOWN: Final = 8
@@ -110,12 +117,17 @@ def harmless(text: str, *, colours: bool = False) -> str:
     return shown + _PLAIN if "\x1b" in shown else shown
 
 
+def is_terminal(stream: object) -> bool:
+    """Whether a stream is a terminal; one that does not say so is none."""
+    return bool(getattr(stream, "isatty", bool)())
+
+
 def for_terminal(text: str, stream: TextIO) -> str:
     """A text as it may be written to a stream: harmless line by line if that is a terminal.
 
     Pipes and files get it as it is.
     """
-    if not stream.isatty():
+    if not is_terminal(stream):
         return text
     return "\n".join(harmless(line, colours=True) for line in text.split("\n"))
 

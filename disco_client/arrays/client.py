@@ -14,7 +14,6 @@ does not reach the same controller for a minute, is there nothing to wait for.
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -25,6 +24,7 @@ import grpc
 from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
 from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
 from disco_client.transport.channel import (
@@ -38,7 +38,7 @@ from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
 
 __all__ = ["ArrayClient", "GrpcEndpoint"]
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 _SERVICE = "/disco.v1.ArrayService/"
 _REACH_S = 1.0
 """If a daemon has not answered after this time, arrays go through the controller meanwhile."""

@@ -8,7 +8,6 @@ the program makes its state anew (:mod:`~disco_client.recovery.rebuild`).
 
 from __future__ import annotations
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from disco_client import errors
 from disco_client.clock import monotonic
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
+from disco_client.output import logger_of
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import (
     Events,
@@ -228,7 +228,7 @@ _CLOSE_S = 5.0
 _MASK = (1 << TICKETS) - 1
 _RECOVERABLE = (errors.WorkerLost, errors.NodeLost, errors.ControllerLost)
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 
 
 class Successor(Protocol):

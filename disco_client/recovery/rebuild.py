@@ -6,7 +6,6 @@ workers, and each scope that has lost something learns of it once.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import weakref
@@ -24,6 +23,7 @@ from disco_client.errors import (
     WorkersReplaced,
     why_ended,
 )
+from disco_client.output import logger_of
 from disco_client.recovery.base import MAX_CRASHES, Incarnation, Recovering, Successor, because
 from disco_client.scopes import Scope, current_scope
 from disco_client.telemetry.base import NO_SPAN, Span
@@ -42,7 +42,7 @@ __all__ = ["Admission", "Rebuild", "Rebuilding"]
 Rebuild = Callable[["Session"], object]
 """Makes the state of a session anew."""
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 
 
 class Admission:

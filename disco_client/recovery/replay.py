@@ -7,7 +7,6 @@ program has received are not reported again.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from disco_client.errors import (
     SessionLost,
     WorkerLost,
 )
+from disco_client.output import logger_of
 from disco_client.recovery.base import MAX_CRASHES, Incarnation, Recovering, Successor, because
 from disco_client.recovery.journal import (
     Journal,
@@ -276,7 +276,7 @@ def _output(error: SessionLost) -> str:
     return "\n".join(("its last output:", *(f"  {line}" for line in lines))) if lines else ""
 
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 
 
 class Replaying(Recovering):

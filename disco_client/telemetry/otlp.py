@@ -18,7 +18,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from disco_client.clock import monotonic
-from disco_client.telemetry.base import Attributes, Span
+from disco_client.output import logger_of
+from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 from disco_client.version import __version__
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ _BREAK_OFF_S = 0.3
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _MAX_WORDS = 1000
 
-_logger = logging.getLogger(__name__)
+_UNHARMED = contextlib.suppress(Exception)
+"""Around calls of a provider of the program's, which may raise: what it looks at goes on."""
+
+_logger = logger_of(__name__)
 
 
 class Tracing:
@@ -128,18 +132,20 @@ class Tracing:
         linked: Sequence[trace.SpanContext] = (),
         began_s: float | None = None,
         kind: str = "internal",
-    ) -> LiveSpan:
+    ) -> Span:
         library = self._library
         ago_s = 0.0 if began_s is None else monotonic() - began_s
-        made = self._tracer().start_span(
-            name,
-            context,
-            kind=library.SpanKind[kind.upper()],
-            attributes=attributes,
-            links=[library.Link(place) for place in linked],
-            start_time=time.time_ns() - int(ago_s * 1e9),
-        )
-        return LiveSpan(self, made)
+        with _UNHARMED:
+            made = self._tracer().start_span(
+                name,
+                context,
+                kind=library.SpanKind[kind.upper()],
+                attributes=attributes,
+                links=[library.Link(place) for place in linked],
+                start_time=time.time_ns() - int(ago_s * 1e9),
+            )
+            return LiveSpan(self, made)
+        return NO_SPAN
 
     def context_of(self, span: trace.Span) -> Context:
         """The context in which a span is the active one."""
@@ -225,7 +231,8 @@ class LiveSpan(Span):
     def note(self, attributes: Attributes) -> None:
         """See :class:`Span`."""
         if not self._ended:
-            self._span.set_attributes(attributes)
+            with _UNHARMED:
+                self._span.set_attributes(attributes)
 
     def fail(self, why: BaseException | str) -> None:
         """See :class:`Span`."""
@@ -233,15 +240,17 @@ class LiveSpan(Span):
             return
         self._failed = True
         words = (str(why) or type(why).__name__).partition("\n")[0]
-        self._span.set_status(self._tracing.failed(words[:_MAX_WORDS]))
-        if isinstance(why, BaseException):
-            self._span.record_exception(why)
+        with _UNHARMED:
+            self._span.set_status(self._tracing.failed(words[:_MAX_WORDS]))
+            if isinstance(why, BaseException):
+                self._span.record_exception(why)
 
     def end(self) -> None:
         """See :class:`Span`."""
         if not self._ended:
             self._ended = True
-            self._span.end()
+            with _UNHARMED:
+                self._span.end()
 
     def within(self, name: str, attributes: Attributes | None = None) -> Span:
         """See :class:`Span`."""

@@ -8,13 +8,13 @@ every new span is one that does nothing.
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from disco_client.forks import ForkLock
+from disco_client.output import logger_of
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MAX_CARRIED = 512
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 _lock = ForkLock()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import socket
 import struct
 import threading
@@ -22,6 +21,7 @@ import grpc
 from disco_client.clock import monotonic
 from disco_client.errors import AccessDenied, ConfigError
 from disco_client.forks import ForkLock
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.transport.address import Address
 from disco_client.transport.channel import ReloadingChannel, ask, denied, details
@@ -70,7 +70,7 @@ _SILENT = f"it said nothing for {SILENCE_S:g} s"
 _READ_BYTES = 256 << 10
 _MANY_ADDRESSES = 256
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 
 
 class StreamBroken(ConnectionError):

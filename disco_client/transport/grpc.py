@@ -8,7 +8,6 @@ they are.
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import threading
 from collections import Counter, deque
@@ -21,6 +20,7 @@ from disco_client.arrays.client import ArrayClient
 from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
 from disco_client.interrupts import HeldInterrupts
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.transport.admin import ask_for_inspection
@@ -298,7 +298,7 @@ _RECEIVED_EVERY = 256
 _RECEIVED_BYTES = 1 << 20
 _MAX_WHY = 500
 
-_logger = logging.getLogger(__name__)
+_logger = logger_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["LineCounter", "dropped"]
+from disco_client.text import dropped
 
-
-def dropped(count: int) -> str:
-    """The line that stands for lines which are missing."""
-    return f"... {count:,} line{'s' * (count != 1)} dropped"
+__all__ = ["LineCounter"]
 
 
 class LineCounter:

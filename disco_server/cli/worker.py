@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from disco_client.output import logger_of
 from disco_client.version import __version__
 from disco_server.cli.options import (
     avoid_grpc_forks,
@@ -44,7 +44,7 @@ def main(config: Path | None, **flags: object) -> None:
         require_devices(settings.devices, where="--devices" if flags["devices"] else "devices")
     logs.setup(settings.log_level, settings.log_format)
     for line in ignored:
-        logging.getLogger("disco.worker").warning("%s", line)
+        logger_of("disco.worker").warning("%s", line)
     quieten_grpc()
     avoid_grpc_forks()
     from disco_server.worker.daemon import run  # loads gRPC, which --help need not

@@ -7,11 +7,11 @@ still enter the collective.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from disco_client import output
 from disco_server.collectives.header_exchange import HeaderExchange
 from disco_server.collectives.types import name_workers
 from disco_server.collectives.validation import op_name
@@ -24,8 +24,7 @@ _LOOKS_A_WAIT = 8
 
 def say(message: str) -> None:
     """Prints a message; the client receives what its workers print."""
-    sys.stderr.write(f"disco: {message}\n")
-    sys.stderr.flush()
+    output.say(f"disco: {message}")
 
 
 class WaitingRank(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,6 +11,7 @@ from urllib.parse import unquote
 import grpc
 
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_client.transport.credentials import state_of
 from disco_server.core.access import (
     EVERYBODY,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["AuthInterceptor", "TokenBook", "as_caller", "caller", "peer_of"]
 
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 _caller: ContextVar[Identity] = ContextVar("caller", default=EVERYBODY)
 _BEHAVIOURS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 _BEARER: Final = "bearer "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import signal
 from pathlib import Path
@@ -15,6 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_client.text import many
 from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
@@ -41,7 +41,7 @@ from disco_server.settings import OFF
 
 __all__ = ["ControllerListener", "beat", "run"]
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 _STOP_GRACE_S = 1.0
 _TICK_S = 0.25
 _OPEN = Guard()
@@ -92,7 +92,7 @@ async def _run(config: ControllerConfig, pods: PodsApi | None) -> int:
     stop, stop_now = asyncio.Event(), asyncio.Event()
     http = await _open_http(hub, config, door.interceptor)
     _on_signals(stop, stop_now)
-    print(f"disco-controller ready at {door.address}", flush=True)  # noqa: T201  (the one line that is promised)
+    say(f"disco-controller ready at {door.address}", "stdout")  # the one line that is promised
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(beat(hub, book))]
         if pods is not None:

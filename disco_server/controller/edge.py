@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from disco_client.output import logger_of
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.auth import caller, peer_of
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 
 _SERVER_STOPPED = "_ServerStoppedError"
 """What gRPC raises in calls that outlast their server; it has no public name."""

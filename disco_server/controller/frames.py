@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import logging
 import secrets
 import socket
 import stat
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.transport.carriers import ANSWER_S
 from disco_server.controller.auth import as_caller, peer_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameListener", "Permits"]
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 
 _NUMBER_BYTES = 8
 _SECRET_BYTES = 32

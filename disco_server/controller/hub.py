@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from disco_client.clock import monotonic
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
@@ -208,7 +208,7 @@ def _facts_of_end(end: End) -> Attributes:
     return facts
 
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 
 
 @dataclass(slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from disco_client.clock import monotonic
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in
@@ -34,7 +34,7 @@ from disco_server.observe.logs import bind
 
 __all__ = ["NodeStreams"]
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 _MAX_CAUSE = 1000
 _MAX_SLOTS = 4096
 _MAX_TEXT = 1024

@@ -9,7 +9,6 @@ it: whoever may change one pod of a namespace may change all, and ranks run code
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from urllib.parse import quote
 
 from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_server.settings import Address
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _GONE = 404
 _OK = 200
 _DENIED = (401, 403)
 
-_logger = logging.getLogger("disco.pods")
+_logger = logger_of("disco.pods")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_client.transport.credentials import state_of
 from disco_server.core.quotas import Quota, SessionLimits, read_quotas
 from disco_server.core.session_state import Priority
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QuotaBook", "limits_of"]
 
-_logger = logging.getLogger("disco.controller")
+_logger = logger_of("disco.controller")
 
 
 def limits_of(config: ControllerConfig) -> SessionLimits:

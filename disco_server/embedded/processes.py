@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-import logging
 import math
 import os
 import secrets
@@ -31,7 +30,7 @@ from disco_client.errors import (
     worker_lost,
 )
 from disco_client.interrupts import HeldInterrupts
-from disco_client.output import print_logs
+from disco_client.output import logger_of, print_logs
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
@@ -74,7 +73,7 @@ __all__ = [
 # their replies while no thread of the program waits for one.
 
 
-_logger = logging.getLogger("disco.embedded")
+_logger = logger_of("disco.embedded")
 _END_GRACE_S = 0.5
 _LOOKS = 50
 """How often a thread polls for replies before it sleeps: about 0.2 ms. A wake-up takes

@@ -21,11 +21,11 @@ from disco_client.clock import monotonic
 from disco_client.connection import opening, owner
 from disco_client.errors import ConfigError, ConnectionFailed, NoSlots
 from disco_client.forks import check_grpc
-from disco_client.output import print_logs
+from disco_client.output import logger_of, print_logs, say
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
-from disco_client.text import for_terminal, many
+from disco_client.text import many
 from disco_client.transport.base import Bound, Wish
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
@@ -55,7 +55,7 @@ __all__ = ["FIRST_NODE", "EmbeddedNode", "SocketSession"]
 FIRST_NODE = "node-0"
 """The name of the node that is the client's own process."""
 
-_logger = logging.getLogger("disco.embedded")
+_logger = logger_of("disco.embedded")
 # In a user's program log records go to the handlers that it has set up.
 logging.getLogger("disco").addHandler(logging.NullHandler())
 
@@ -422,8 +422,7 @@ def _await_nodes(
         )
         if text != said and monotonic() - began > _QUIET_S:
             said = text
-            shown = for_terminal(f"disco: {text}", sys.stderr)
-            print(shown, file=sys.stderr, flush=True)  # noqa: T201  (for the waiting user)
+            say(f"disco: {text}")
 
     if not node.wait_for_nodes(timeout, tell):
         came = node.joined

@@ -29,7 +29,7 @@ from disco_client.errors import (
 )
 from disco_client.forks import ForkLock
 from disco_client.interrupts import HeldInterrupts
-from disco_client.output import print_logs
+from disco_client.output import ThreadStreamBase, print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.stacks import current_frames
@@ -121,7 +121,7 @@ class RankOutput:
             _here.output = self
 
 
-class ThreadStream:
+class ThreadStream(ThreadStreamBase):
     """Replaces a standard stream; what worker threads write goes to their sessions."""
 
     def __init__(self, inner: Any, is_error: bool) -> None:
@@ -131,9 +131,10 @@ class ThreadStream:
     def write(self, text: str) -> int:
         """Writes text where this thread's output goes."""
         output: RankOutput | None = getattr(_here, "output", None)
-        if output is None:
+        if output is not None:
+            output.write(self._is_error, text)
+        elif self.inner is not None:
             return self.inner.write(text)
-        output.write(self._is_error, text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

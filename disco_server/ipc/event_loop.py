@@ -10,17 +10,17 @@ What is written to connections leaves at the end of a turn, with all that was po
 from __future__ import annotations
 
 import asyncio
-import logging
 import selectors
 from collections.abc import Callable
 from typing import Any
 
+from disco_client.output import logger_of
 from disco_client.transport.run_clock import RunClock
 
 __all__ = ["RunLoop", "at_end_of_turn"]
 
 
-_logger = logging.getLogger("disco")
+_logger = logger_of("disco")
 _TURN_S = 0.25
 """The loop turns at least this often, so that a longer turn can be noticed."""
 

@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_client.transport.credentials import check_pair, read_pem, state_of
 from disco_client.wire.codec import join_envelopes
 
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 
-_logger = logging.getLogger("disco.tls")
+_logger = logger_of("disco.tls")
 _SOON = timedelta(days=7)
 
 

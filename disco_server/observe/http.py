@@ -7,7 +7,6 @@ own event loop, so an answer also shows that this loop turns.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_client.version import __version__
 from disco_server.settings import Address
 
@@ -31,7 +31,7 @@ __all__ = ["DEFAULT_HTTP", "SECONDS", "Buckets", "HttpListener", "exposition"]
 
 DEFAULT_HTTP = "127.0.0.1:7601"
 
-_logger = logging.getLogger("disco.http")
+_logger = logger_of("disco.http")
 _CLOSE_S = 1.0
 """How long to wait for answers that do not end by themselves."""
 

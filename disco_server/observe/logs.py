@@ -13,16 +13,17 @@ import logging
 import logging.handlers
 import os
 import re
-import select
 import sys
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from disco_client.clock import monotonic
 from disco_client.errors import ConfigError
+from disco_client.output import BackgroundWriter, logger_of, write_to
 from disco_client.telemetry.spans import active_ids
-from disco_client.text import harmless
+from disco_client.text import dropped, harmless
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,23 +176,45 @@ def is_farewell(record: logging.LogRecord) -> bool:
     return cancelled or "due to server stop" in str(record.msg)
 
 
-class _Handler(logging.StreamHandler[TextIO]):
-    """The handler `setup` installs; a type of its own, so that it finds it again."""
+class _Handler(logging.Handler):
+    """The handler `setup` installs: an event loop may log, whoever reads the log.
 
-    def takes_more(self) -> bool:
-        """Whether its stream would take a short line now; one that is no file always does."""
+    Args:
+        stream: Where to write; None for standard error.
+    """
+
+    never_blocks = True
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+        self.writer = BackgroundWriter("disco-log", self._tell, prompt_s=0.0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Passes on the text of a record, which is made at once: it tells of the active span."""
         try:
-            fd = self.stream.fileno()
-        except (OSError, ValueError):
-            return True
-        poll = select.poll()
-        poll.register(fd, select.POLLOUT)
-        return bool(poll.poll(0))
+            text = self.format(record)
+        except Exception as error:  # noqa: BLE001  (a record that cannot be formatted)
+            text = f"a record of {record.name} cannot be written: {error!r}"
+        self.writer.pass_on(partial(self._write, text), size=len(text), lines=text.count("\n") + 1)
+
+    def _write(self, text: str) -> None:
+        write_to(sys.stderr if self._stream is None else self._stream, text + "\n")
+
+    def _tell(self, _source: object, lines: int) -> None:
+        said = f"{dropped(lines)}, because nobody read this log or it could not be written"
+        level = logging.WARNING
+        self._write(self.format(logging.LogRecord("disco", level, "", 0, said, None, None)))
+
+    def flush(self) -> None:
+        """Waits a second at most until everything is written."""
+        self.writer.flush()
 
 
 def takes_more() -> bool:
-    """Whether a line of at most 4 KiB can be logged at once, however slow the log's reader is."""
-    return all(h.takes_more() for h in logging.getLogger().handlers if isinstance(h, _Handler))
+    """Whether the log has room for what ranks print, of which the daemon's own lines need some."""
+    handlers = logging.getLogger().handlers
+    return all(each.writer.takes_more() for each in handlers if isinstance(each, _Handler))
 
 
 def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) -> logging.Handler:
@@ -217,7 +240,7 @@ def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) 
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
         root.removeHandler(old)
-    handler = _Handler(sys.stderr if stream is None else stream)
+    handler = _Handler(stream)
     handler.setFormatter(formats[fmt]())
     handler.addFilter(lambda record: not is_farewell(record))
     root.addHandler(handler)
@@ -233,7 +256,7 @@ def setup(level: str = "info", fmt: str = "text", stream: TextIO | None = None) 
 
 AUDIT_LOGGER: Final = "disco.audit"
 
-_logger = logging.getLogger(AUDIT_LOGGER)
+_logger = logger_of(AUDIT_LOGGER)
 _MAX_TEXT: Final = 500
 _REFUSALS_A_SECOND: Final = 20
 

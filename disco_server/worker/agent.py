@@ -7,7 +7,6 @@ After a reconnection, to the same controller or a new one, the daemon reports wh
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import socket
@@ -18,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, why_refused
 from disco_client.version import __version__
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent"]
 
-_logger = logging.getLogger("disco.worker")
+_logger = logger_of("disco.worker")
 _SILENCE_S = 30.0
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from disco_client.arrays.shared_memory import MEMORY_SCHEME, READ_BYTES, pack, unpack
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.channel import SERVER_OPTIONS
 from disco_client.transport.credentials import is_local
@@ -149,7 +149,7 @@ class ArrayService:
 # they are framed.
 
 
-_logger = logging.getLogger("disco.worker")
+_logger = logger_of("disco.worker")
 
 _PREFIX = "disco-arrays-"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Self
 
 from disco_client.errors import ConfigError
+from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
@@ -28,7 +28,7 @@ from disco_server.worker.fork_server import ForkServer
 
 __all__ = ["WorkerNode", "run"]
 
-_logger = logging.getLogger("disco.worker")
+_logger = logger_of("disco.worker")
 
 _FILES_A_SLOT = 8
 """A rank has five here, and the parent of a session's ranks one; some more for its arrays."""
@@ -202,10 +202,10 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 async def _announce(agent: Agent, config: WorkerConfig) -> None:
     """Prints the one promised line at the first registration."""
     await agent.registered.wait()
-    print(  # noqa: T201  (the line that scripts wait for)
+    say(  # the line that scripts wait for
         f"disco-worker ready: node {config.name}, {config.slots} slots, "
         f"controller {config.controller}",
-        flush=True,
+        "stdout",
     )
 
 

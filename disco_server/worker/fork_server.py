@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from disco_client.errors import describe_exit
+from disco_client.output import logger_of
 from disco_server.ipc.process import rank_ends
 from disco_server.observe.processes import LastLines, LineCutter, below, living_parents
 from disco_server.rank.fork_server import receive_message, send_message
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CannotStart", "ForkServer", "Keeper"]
 
-_logger = logging.getLogger("disco.worker")
+_logger = logger_of("disco.worker")
 _START_S = 60.0
 """How long a server may take to load."""
 

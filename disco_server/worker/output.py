@@ -31,7 +31,7 @@ _LOGGED = (300, 100, 50)
 """The same for the daemon's own log, in lines."""
 
 _LOGGED_CHARS = 500
-"""And how much of a line; it is short enough for a pipe that has any room."""
+"""And how much of a line."""
 
 _SAY_S = 1.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from disco_client.clock import monotonic
 from disco_client.errors import describe_exit
+from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
@@ -81,7 +81,7 @@ def audit_rank(session: NodeSession, worker: int, node: str, payload: bytes) -> 
     )
 
 
-_logger = logging.getLogger("disco.worker")
+_logger = logger_of("disco.worker")
 _START_TIMEOUT_S = 60.0
 _NO_PROCESS = 127
 """The exit status of what could not even be started, as shells have it."""

@@ -179,3 +179,29 @@ answer.end()
     answer, caller = collector.spans()
     assert (answer.name, answer.parent, answer.trace) == ("answer", caller.id, caller.trace)
     assert answer.ended_ns - answer.began_ns >= 5_000_000_000
+
+
+RAISING_PROVIDER = """
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+class Raising(SpanProcessor):
+    def on_start(self, span, parent_context=None):
+        if span.name in os.environ["RAISES"]:
+            raise RuntimeError("not today")
+    def on_end(self, span):
+        raise RuntimeError("not today either")
+provider = TracerProvider()
+provider.add_span_processor(Raising())
+trace.set_tracer_provider(provider)
+"""
+
+
+@pytest.mark.parametrize("raises", ["", "disco.session"])
+def test_a_provider_of_the_program_that_raises_ends_no_session(collector, raises):
+    """Neither where a span begins nor where it ends."""
+    shown = run(
+        "import os\n" + RAISING_PROVIDER + SESSION + "print('done')",
+        OTEL_EXPORTER_OTLP_ENDPOINT=collector.http,
+        RAISES=raises,
+    )
+    assert shown == "done\n"

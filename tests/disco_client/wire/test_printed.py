@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from disco_client.wire.printed import LineCounter, dropped
+from disco_client.text import dropped
+from disco_client.wire.printed import LineCounter
 
 
 def test_missing_lines_are_counted_rank_by_rank():

@@ -14,6 +14,15 @@ from disco_client.errors import ConfigError
 from disco_server.observe import logs
 
 
+class Log(io.StringIO):
+    """A stream that has all that was logged when it is looked at."""
+
+    def getvalue(self):
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        return super().getvalue()
+
+
 @pytest.fixture
 def root():
     """The root logger, put back as it was afterwards."""
@@ -27,21 +36,21 @@ def root():
 @pytest.fixture(params=["text", "json"])
 def either(request, root):
     """A stream that logs in one of the formats."""
-    stream = io.StringIO()
+    stream = Log()
     logs.setup("debug", request.param, stream)
     return stream
 
 
 @pytest.fixture
 def text(root):
-    stream = io.StringIO()
+    stream = Log()
     logs.setup("info", "text", stream)
     return stream
 
 
 @pytest.fixture
 def as_json(root):
-    stream = io.StringIO()
+    stream = Log()
     logs.setup("info", "json", stream)
     return stream
 
@@ -139,7 +148,7 @@ def test_setting_up_twice_logs_each_record_once(root):
     """The second call replaces the first and leaves other handlers alone."""
     other = logging.NullHandler()
     root.addHandler(other)
-    before, after = io.StringIO(), io.StringIO()
+    before, after = Log(), Log()
     logs.setup("info", "text", before)
     handler = logs.setup("error", "text", after)
     LOG.error("once")
@@ -152,8 +161,9 @@ def test_setting_up_twice_logs_each_record_once(root):
 
 def test_records_go_to_standard_error_by_default(root, capsys):
     """Standard output belongs to what a command answers."""
-    logs.setup()
+    handler = logs.setup()
     LOG.info("hello")
+    handler.flush()
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "hello" in captured.err
