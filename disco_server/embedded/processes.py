@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import itertools
 import logging
@@ -35,6 +36,7 @@ from disco_client.output import print_logs
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
+from disco_client.threads import ThreadRefused, limits, start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.transport.shared_reader import READABLE, SharedReader
 from disco_client.wire.arrays import in_pieces
@@ -172,8 +174,13 @@ class Children:
 
         Raises:
             OSError: One could not be started.
+            ThreadRefused: The system starts no thread that could watch them.
         """
-        self._keeper.start()
+        try:
+            start_thread(self._keeper)
+        except ThreadRefused:
+            self._clean_up()
+            raise
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
@@ -637,6 +644,9 @@ class Sender:
 
     Attributes:
         delivered: The newest command that was delivered.
+
+    Raises:
+        ThreadRefused: The system starts no thread for it.
     """
 
     def __init__(self, events: Events, deliver: Callable[[OutgoingBatch, int], None]) -> None:
@@ -646,7 +656,7 @@ class Sender:
         self._lock = threading.Lock()
         self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def flush(self, first: int = 0, *, kills: bool = False) -> None:
         """Delivers everything that was issued.
@@ -813,7 +823,8 @@ class ProcessTransport(Bound):
         try:
             self._children.start()
         except OSError as error:
-            msg = f"no worker process could be started: {error}"
+            what = f"; {limits()}" if error.errno == errno.EAGAIN else ""
+            msg = f"no worker process could be started: {error}{what}"
             raise SessionLost(msg) from error
         if not self._wait_for(self._ready, deadline - time.monotonic()):
             late = [child.worker for child in self._children.ranks if not child.assigned]

@@ -33,6 +33,7 @@ from disco_client.output import print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.stacks import current_frames
+from disco_client.threads import start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
@@ -364,8 +365,12 @@ class RankThread(ArrayPorter):
         )
 
     def start(self) -> None:
-        """Begins to execute."""
-        self._thread.start()
+        """Begins to execute.
+
+        Raises:
+            ThreadRefused: The system starts no thread for it.
+        """
+        start_thread(self._thread)
 
     def give(self, given: _Given) -> None:
         """Adds commands to execute, or what to do after those before.
