@@ -341,6 +341,7 @@ class SessionStream:
         self._over = False
         self._incoming: Iterator[EncodedEnvelope] = iter(())
         self._arrived: deque[EncodedEnvelope] = deque()
+        self._early: deque[EncodedEnvelope] = deque()
         self._reader: SharedReader | None = None
         self._source: PolledStream | None = None
         self._events: Events | None = None
@@ -457,6 +458,8 @@ class SessionStream:
                     self._ready = controller_pb2.SessionReady.FromString(received.payload)
                     self.draining = ()  # those that do are told again
                     return
+                elif received.kind == EnvelopeKind.LOG:
+                    self._early.append(received)  # what ranks print as they start
                 elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
@@ -505,6 +508,8 @@ class SessionStream:
         while True:
             self._heard = self._clock()
             self.connected = True
+            while self._early:
+                self._receive(self._early.popleft(), events)
             try:
                 ended = self._read_to_end(events)
                 why = f"the controller at {self._address} ended the stream"

@@ -208,6 +208,7 @@ class Children:
             self._clean_up()
 
     def _add(self, child: RankChild) -> None:
+        child.local_workers = self._count
         self.ranks.append(child)
         self._alive.add(child.worker)
         self._by_socket[child.sock.fileno()] = child
