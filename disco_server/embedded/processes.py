@@ -715,6 +715,7 @@ class ProcessSession(Session):
 
     Raises:
         ConfigError: An argument is wrong, or this system cannot watch processes.
+        SessionError: The system starts too few threads for it.
         WorkerLost: A worker process could not be started.
         SessionLost: The workers were not ready in time.
 

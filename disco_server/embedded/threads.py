@@ -558,6 +558,7 @@ class ThreadedSession(Session):
 
     Raises:
         ConfigError: An argument is wrong.
+        SessionError: The system starts too few threads for it.
 
     Examples:
         >>> with disco_client.ThreadedSession(2) as threads:
