@@ -27,6 +27,7 @@ from disco_client.errors import (
     ConnectionFailed,
     ControllerLost,
     NodeLost,
+    SessionError,
     WorkerLost,
 )
 from disco_client.notebook import StatusLine
@@ -35,6 +36,7 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.threads import starting
 from disco_client.transport.base import QueuePosition, Transport, Wish
 from disco_client.wire.limits import MOST_WORKERS
 
@@ -132,6 +134,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
             gRPC.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         NoSlots: The cluster had no room in time; the message names the owners of the slots.
+        SessionError: The system starts too few threads for this process.
         QuotaExceeded: The program's quota does not allow the session, at once or in time.
         WorkerLost: A worker process could not be started.
 
@@ -319,7 +322,12 @@ class PendingSession:
         # By this copy the task is found, which is told of errors; see scopes.py.
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
-        opened = loop.run_in_executor(None, context.run, self._run)
+        try:
+            with starting("the connection of a session"):
+                opened = loop.run_in_executor(None, context.run, self._run)
+        except SessionError:
+            self._abandoned = True  # an older thread of the loop's may still come to open it
+            raise
         try:
             session = await asyncio.shield(opened)
         except asyncio.CancelledError:

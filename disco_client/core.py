@@ -565,7 +565,8 @@ class SessionCore:
         face: Returns the session that programs hold. It is made once, and lives as long
             as it, or any reference, is held; the core alone does not keep it.
         recorders: The active captures, by the task or thread that captures.
-        background: Runs what may wait, for calls that do not.
+        background: Reads answers and sends arrays, for calls that do not wait.
+        callbacks: Runs functions of the program, which may wait for anything.
     """
 
     def __init__(
@@ -586,7 +587,8 @@ class SessionCore:
         self.num_groups = num_groups
         self.step_lines: StepLines = step_lines or StepLines()
         self.recorders: dict[Scope, SessionCore] = {}
-        self.background: Background = Background()
+        self.background: Background = Background("disco-results", Background.RESULTS)
+        self.callbacks: Background = Background("disco-callbacks", Background.CALLBACKS)
         self.closed: bool = False
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
@@ -625,7 +627,7 @@ class SessionCore:
         core = cls(log, inbox, transport, num_groups=num_groups, span=span, step_lines=lines)
         name = transport.welcome.name
         core._finalizer = weakref.finalize(
-            core, _close, log, transport, name, span, core.background
+            core, _close, log, transport, name, span, (core.background, core.callbacks)
         )
         disown_in_children(core)
         return core
@@ -1130,7 +1132,9 @@ class SessionCore:
             soon: Whether it may leave together with what other tasks of the running loop issue.
         """
         check, alive = partial(self.check_may_wait, "await the future"), self.transport.check_alive
-        future = RefFuture(self.inbox, self.background, seq, scope, read, check, alive)
+        future = RefFuture(
+            self.inbox, self.background, self.callbacks, seq, scope, read, check, alive
+        )
         self.inbox.call_when_answered(seq, future.arrived, alive)
         pump = self.inbox.pump
         if pump is not None and soon:
@@ -1186,6 +1190,8 @@ class SessionCore:
         array = as_host_array(host_array)
         await await_room(self.log)
         here = self.here()
+        if array.nbytes > INLINE_ARRAY_BYTES:
+            here.background.prepare()  # else the worker would wait for what is never sent
         uploads = here.uploads((0,), here.next_ticket)
         with uploads:
             _, reg = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
@@ -1234,6 +1240,7 @@ class SessionCore:
         self.transport = cast("Transport", ForeignTransport(transport.welcome, why))
         self.carrier = self.transport
         self.background.disown()
+        self.callbacks.disown()
         self.log.disown(why)
         self.inbox.disown(why)
         self.recorders = {}
@@ -1360,37 +1367,42 @@ def _start(
     log.pump = inbox.pump = transport.pump
     inbox.decline = transport.decline
     sent = SentLog(welcome.session, log.take_batch, lambda: log.acked)
-    transport.start(
-        Events(
-            await_commands=log.await_commands,
-            nudge=log.nudge,
-            acked=lambda: log.acked,
-            take_batch=log.take_batch,
-            reply=inbox.receive,
-            live=inbox.receive_live,
-            acknowledge=log.acknowledge,
-            log=in_background(sink),
-            lost=lost,
-            send=sent.send,
-            resend=sent.rewind,
-            reopen=inbox.reopen,
-            is_open=inbox.is_open,
-            unattended=lambda: inbox.unattended,
-            mark=log.mark,
-            issued=lambda: log.last_seq,
-        )
+    events = Events(
+        await_commands=log.await_commands,
+        nudge=log.nudge,
+        acked=lambda: log.acked,
+        take_batch=log.take_batch,
+        reply=inbox.receive,
+        live=inbox.receive_live,
+        acknowledge=log.acknowledge,
+        log=in_background(sink),
+        lost=lost,
+        send=sent.send,
+        resend=sent.rewind,
+        reopen=inbox.reopen,
+        is_open=inbox.is_open,
+        unattended=lambda: inbox.unattended,
+        mark=log.mark,
+        issued=lambda: log.last_seq,
     )
+    try:
+        transport.start(events)
+    except BaseException:  # there is no thread, or Ctrl-C was pressed
+        log.close(SessionClosed(f"session {welcome.name!r} did not begin"), drop=True)
+        transport.close(_CLOSE_TIMEOUT_S)
+        raise
     return log, inbox
 
 
 def _close(
-    log: CommandLog, transport: Transport, name: str, span: Span, background: Background
+    log: CommandLog, transport: Transport, name: str, span: Span, pools: Sequence[Background]
 ) -> None:
     """Ends a session; also run when it is collected, and at interpreter exit."""
     log.close(SessionClosed(f"session {name!r} was shut down"), drop=False)
     try:
         transport.close(_CLOSE_TIMEOUT_S)
     finally:
-        background.close()
+        for pool in pools:
+            pool.close()
         span.note({"disco.commands": log.last_seq})
         span.end()

@@ -1,7 +1,8 @@
 """Values that are to come: futures, and awaits of asyncio.
 
 No thread waits for such an answer. The thread that reads replies calls back, and what may take
-time, such as fetching a large array, is left to a few threads of the session.
+time, such as fetching a large array, is left to a few threads of the session, or done by the thread
+that waits for it. Functions of the program, which may wait for anything, have threads of their own.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, cast
 
 from disco_client.copies import Handle
-from disco_client.errors import DiscoError
+from disco_client.errors import DiscoError, SessionError
 from disco_client.output import logger_of
 from disco_client.replies import Deadline
+from disco_client.threads import ThreadRefused, is_refusal, starting
 
 if TYPE_CHECKING:
     import asyncio
@@ -51,35 +54,61 @@ _logger = logger_of("disco.futures")
 
 
 class Background:
-    """A few threads for work that may wait; they are started when there is some."""
+    """Threads for work that may wait; they are started when there is some, and used again.
 
-    _THREADS = 4
+    Args:
+        name: What the names of the threads begin with.
+        most: How many there are at most.
+    """
 
-    def __init__(self) -> None:
+    RESULTS = 4
+    """For reading answers, which waits for nothing but the answer."""
+
+    CALLBACKS = 4096
+    """For functions of the program: as many as may wait for each other at once."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most = name, most
         self._lock = threading.Lock()
         self._pool: concurrent.futures.Executor | None = None
         self._disowned = False
 
+    def prepare(self) -> concurrent.futures.Executor:
+        """Makes sure that there is a thread, which serves where the system refuses more.
+
+        Raises:
+            ThreadRefused: The system starts none.
+        """
+        with self._lock:
+            if self._pool is None:
+                pool = concurrent.futures.ThreadPoolExecutor(
+                    self._most, thread_name_prefix=self._name
+                )
+                try:
+                    with starting(self._name):
+                        pool.submit(_nothing)
+                except RuntimeError as error:
+                    if isinstance(error, ThreadRefused):
+                        raise
+                    # else the interpreter ends, and whoever comes works by itself
+                self._pool = pool
+            return self._pool
+
     def run(self, work: Callable[[], object]) -> None:
-        """Runs something in one of them; works are begun in the order in which they came."""
+        """Runs something in one of them; works are begun in the order in which they came.
+
+        Raises:
+            ThreadRefused: There is none, and the system starts none.
+        """
         if self._disowned:
             work()
             return
-        with self._lock:
-            if self._pool is None:
-                self._pool = concurrent.futures.ThreadPoolExecutor(
-                    self._THREADS, thread_name_prefix="disco-results"
-                )
-        claim = threading.Lock()
-
-        def once() -> None:
-            if claim.acquire(blocking=False):
-                work()
-
+        pool = self.prepare()
         try:
-            self._pool.submit(once)
-        except RuntimeError:  # the session or the interpreter ends, or there is no thread
-            once()
+            pool.submit(work)
+        except RuntimeError as error:
+            if not is_refusal(error):  # else one of those that are there has it to do
+                work()  # the session or the interpreter ends
 
     def close(self) -> None:
         """Ends the threads when they have nothing left to do; idempotent."""
@@ -136,6 +165,7 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         self,
         inbox: Inbox,
         background: Background,
+        callbacks: Background,
         seq: int,
         scope: Scope,
         read: Callable[[], Any],
@@ -146,7 +176,8 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
 
         Args:
             inbox: Gets the answer.
-            background: Reads it, unless it can be read at once.
+            background: Reads it, unless it can be read at once, or a thread waits for it.
+            callbacks: Runs functions of the program.
             seq: The command that asks.
             scope: Who asks.
             read: Reads the answer, which has come; raises what went wrong.
@@ -157,6 +188,7 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         self.ref: Any = None
         self._inbox = inbox
         self._background = background
+        self._callbacks = callbacks
         self._seq = seq
         self._scope = scope
         self._read = read
@@ -174,16 +206,23 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
     def arrived(self) -> None:
         """Called when the answer has come, or never will; in the thread that knows first."""
         if self._inbox.is_plain(self._seq, self._scope):
-            self._finish()
-        else:
-            self._background.run(self._finish)
+            self._finish(self._read)
+            return
+        try:
+            self._background.run(lambda: self._finish(self._read))
+        except SessionError as error:  # in this thread it could wait for what this one reads next
+            self._finish(partial(self._refuse, error))
 
-    def _finish(self) -> None:
+    def _refuse(self, error: SessionError) -> NoReturn:
+        self._inbox.forget(self._seq)
+        raise error
+
+    def _finish(self, read: Callable[[], Any]) -> None:
         if not self._claim.acquire(blocking=False):
-            return  # it was cancelled
+            return  # it was cancelled, or another thread reads it
         self.set_running_or_notify_cancel()
         try:
-            value = self._read()
+            value = read()
         except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
             # With its traceback it would keep this future, which keeps it.
             known = isinstance(error, DiscoError)
@@ -194,14 +233,20 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
     def add_done_callback(self, fn: Callable[[RefFuture], object]) -> None:  # type: ignore[override]
         """Calls a function with the future when its value has come, in a thread of the session.
 
+        It may wait, also for other futures and their functions.
+
         Args:
             fn: The function; called at once, in this thread, where the value is there already.
+
+        Raises:
+            SessionError: The system starts no thread for it.
         """
         if self.done():
             super().add_done_callback(fn)  # type: ignore[arg-type]  (it gets this future)
         else:
-            # Never in the thread that brings the answer: others wait for what that brings next.
-            self.when_done(lambda _done: self._background.run(lambda: _call(fn, self)))
+            # Never in a thread that brings or reads answers: others wait for what that does next.
+            self._callbacks.prepare()
+            self.when_done(lambda _done: self._callbacks.run(lambda: _call(fn, self)))
 
     def when_done(self, call: Callable[[Any], object]) -> None:
         """The same for a function of the client's own, which does not wait, in any thread."""
@@ -252,8 +297,12 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         if not self.done():
             self.check_may_wait()
             # This thread can read the answer, instead of one that has to be woken and wakes it.
-            if self._inbox.attend(self._seq, self._alive, deadline):
-                self.arrived()
+            if not self._inbox.attend(self._seq, self._alive, deadline):
+                pass  # another thread reads it, or will
+            elif deadline is None:
+                self._finish(self._read)
+            else:
+                self.arrived()  # where reading takes long, the wait ends in time
         try:
             error = super().exception(None if deadline is None else deadline.remaining())
         except TimeoutError:
@@ -478,7 +527,7 @@ class AsCompleted:
 
 
 def _nothing() -> None:
-    """The callback while no task waits."""
+    """The callback while no task waits, and work that only starts a thread."""
 
 
 def as_completed(

@@ -24,6 +24,7 @@ from disco_client.errors import (
 )
 from disco_client.output import say
 from disco_client.scopes import NO_SCOPE, Scope
+from disco_client.threads import start_thread
 from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.wire.codec import (
     EncodedReply,
@@ -639,8 +640,8 @@ class Inbox:
             deadline: When to end the wait; then the answer is unattended again.
 
         Returns:
-            Whether the answer is there; False if another thread waits for it or brings it, or
-            if the session is lost, of which all callers are being notified.
+            Whether the answer is there, or the session's end in its place; False if another
+            thread waits for it, or has read it.
 
         Raises:
             DiscoTimeout: There is no answer yet.
@@ -648,18 +649,19 @@ class Inbox:
         with self._lock:
             call, answer = self._unattended.pop(seq, None), self._answers.get(seq)
         if call is None or answer is None:
-            return False
+            return answer is not None and answer.complete
         try:
             self._await(answer, alive, deadline)
         except BaseException as error:
             with self._lock:
-                if answer.missing:
+                missing = answer.missing
+                if missing:
                     self._unattended[seq] = call
-            if not answer.missing:
-                call()
             if not isinstance(error, SessionError):
+                if not missing:
+                    call()
                 raise
-            return False
+            return not missing  # else all callers are being notified
         return True
 
     def reach(
@@ -721,6 +723,9 @@ class Inbox:
                 there already; it must not wait.
             alive: Called every second until then, in a thread that is kept for all such
                 answers; makes sure that replies can arrive.
+
+        Raises:
+            ThreadRefused: The system does not start that thread; the answer is not expected.
         """
         with self._lock:
             later = not self._answers[seq].complete
@@ -732,9 +737,15 @@ class Inbox:
             call()
             return
         if start:
-            threading.Thread(
+            watch = threading.Thread(
                 target=self._watch, args=(alive,), name="disco-liveness", daemon=True
-            ).start()
+            )
+            try:
+                start_thread(watch)
+            except SessionError:
+                self._watching = False
+                self.forget(seq)
+                raise
         if not self._some_unattended.is_set():
             self._some_unattended.set()
 

@@ -1622,7 +1622,10 @@ class Session:
                 core.raise_unseen(synced=True)
         finally:
             # In any case, also where this is cancelled.
-            await asyncio.shield(asyncio.to_thread(core.shutdown))
+            try:
+                await asyncio.shield(asyncio.to_thread(core.shutdown))
+            except RuntimeError:  # the system starts no thread for it
+                core.shutdown()
 
     def __enter__(self) -> Self:
         return self

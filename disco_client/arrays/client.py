@@ -29,6 +29,7 @@ from disco_client.pb import controller_pb2
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
 from disco_client.transport.channel import (
     ReloadingChannel,
+    abandon,
     details,
     open_channel,
     run_uninterrupted,
@@ -107,8 +108,8 @@ class GrpcEndpoint:
     def _begin(self, call: Callable[[Any], Any], request: object) -> Any:
         try:
             return call(request)
-        except RuntimeError:  # there is no thread
-            self.spoiled = True
+        except RuntimeError:  # there is no thread; a reloading channel has replaced its own
+            self.spoiled = isinstance(self._channel, grpc.Channel)
             raise
 
     def _confirm(self, transfer: controller_pb2.Transfer, there: int) -> None:
@@ -126,9 +127,7 @@ class GrpcEndpoint:
     def close(self) -> None:
         """Closes the channel; idempotent."""
         if self.spoiled:
-            # That would wait for the call that is never served; but it cancels it first.
-            with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._channel.close, daemon=True).start()
+            abandon(self._channel)
             return
         with contextlib.suppress(Exception):
             self._channel.close()
@@ -165,7 +164,7 @@ class ArrayClient:
     """The transfers of one session; may be used from several threads.
 
     Args:
-        open_relay: Opens a channel to the controller, which is closed with this.
+        relay: A channel to the controller, which is closed with this.
         session: The session's id.
         key: Its secret.
         addresses: Each worker's array address; empty where its daemon has none.
@@ -175,7 +174,7 @@ class ArrayClient:
 
     def __init__(
         self,
-        open_relay: Callable[[], grpc.Channel | ReloadingChannel],
+        relay: ReloadingChannel,
         session: int,
         key: bytes,
         addresses: Mapping[int, str],
@@ -183,8 +182,7 @@ class ArrayClient:
         connected: Callable[[], bool] = lambda: False,
     ) -> None:
         self._connected = connected
-        self._open_relay = open_relay
-        self._relay = GrpcEndpoint(open_relay())
+        self._relay = GrpcEndpoint(relay)
         self._credentials = credentials
         self._session = session
         self._key = key
@@ -245,9 +243,6 @@ class ArrayClient:
             if opening is not None and opening.known.is_set() and address in self._opening:
                 self._direct[address] = self._opening.pop(address).finish()
             endpoint = self._direct.get(address)
-            if endpoint is None and self._relay.spoiled:
-                self._relay.close()
-                self._relay = GrpcEndpoint(self._open_relay())
             return self._relay if endpoint is None else endpoint
 
     def _open(self, address: str) -> _Opening | None:

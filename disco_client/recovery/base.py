@@ -18,6 +18,7 @@ from disco_client.clock import monotonic
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
 from disco_client.output import logger_of
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.base import (
     Events,
     Expiry,
@@ -393,15 +394,20 @@ class Recovering(ABC):
             if self._recovering and incarnation is self._incarnation:
                 return  # the recovering thread sees it
             if not self._leaving and isinstance(error, _RECOVERABLE):
-                self._recovering = True
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._recover,
                     args=(incarnation, error),
                     name="disco-recovery",
                     daemon=True,
                 )
-                self._thread.start()
-                return
+                self._recovering, self._thread = True, thread
+                try:
+                    start_thread(thread)
+                except ThreadRefused as refused:
+                    self._thread = None
+                    error = because(error, f"it could not go on with other workers: {refused}")
+                else:
+                    return
         self._finish(error)
 
     def _finish(self, error: SessionError) -> None:

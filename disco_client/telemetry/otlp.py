@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from disco_client.clock import monotonic
 from disco_client.output import logger_of
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
+from disco_client.threads import start_thread, starting
 from disco_client.version import __version__
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class Tracing:
         }
         said = OTELResourceDetector().detect().attributes
         exporter = _Reporting(_make_exporter(), endpoint)
-        processor = BatchSpanProcessor(cast("SpanExporter", exporter))
+        with starting("the spans of OpenTelemetry"):
+            processor = BatchSpanProcessor(cast("SpanExporter", exporter))
         provider = TracerProvider(
             resource=Resource.create({**ours, **said}), shutdown_on_exit=False
         )
@@ -366,7 +368,7 @@ class _Ending:
         self._shutdown = shutdown
         self._asked, self._done = threading.Event(), threading.Event()
         self._pid = os.getpid()
-        threading.Thread(target=self._run, name="disco-telemetry", daemon=True).start()
+        start_thread(threading.Thread(target=self._run, name="disco-telemetry", daemon=True))
 
     def _run(self) -> None:
         self._asked.wait()

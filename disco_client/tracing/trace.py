@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
+from disco_client.threads import start_thread
 from disco_client.tracing.ring import (
     COLLECTIVES,
     CUT_MAGIC,
@@ -247,11 +248,11 @@ class Trace:
             since = Since(place.worker, place.pid, self._begun)
             self._tracks[place.worker, place.pid] = Track(since, place.node)
         self._fetch()
+        start_thread(self._thread)
         under_way.trace = self
         core.carrier = cast("Transport", TimedArrays(core.transport, self._timeline))
         core.inbox = cast("Any", TimedInbox(core.inbox, self._timeline))
         core.log.timeline = self._timeline
-        self._thread.start()
         return self
 
     def __exit__(

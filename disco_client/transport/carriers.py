@@ -23,6 +23,7 @@ from disco_client.errors import AccessDenied, ConfigError
 from disco_client.forks import ForkLock
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
+from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.address import Address
 from disco_client.transport.channel import ReloadingChannel, ask, denied, details
 from disco_client.wire.framing import FrameCutter, frame
@@ -187,6 +188,7 @@ def open_stream(
 
     Raises:
         AccessDenied: The controller does not let this program have it.
+        ThreadRefused: The system starts no thread for it.
     """
     call = line.unary_unary(
         service + "Admit",
@@ -276,7 +278,7 @@ class FramedStream:
         outgoing: What it sends.
 
     Raises:
-        RuntimeError: There is no thread for it.
+        ThreadRefused: There is no thread for it.
     """
 
     carrier = "frames"
@@ -289,8 +291,8 @@ class FramedStream:
         self._heard = monotonic()
         self._sender = threading.Thread(target=self._send, name="disco-commands", daemon=True)
         try:
-            self._sender.start()
-        except RuntimeError:
+            start_thread(self._sender)
+        except ThreadRefused:
             link.sock.close()
             raise
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
 
 from disco_client.clock import LONGEST_S
 from disco_client.errors import AccessDenied, ConfigError, ConnectionFailed
-from disco_client.forks import check_grpc, keep_in_children
+from disco_client.forks import check_grpc, keep_in_children, leak
+from disco_client.threads import ThreadRefused, check_threads, start_thread, starting
 from disco_client.transport.address import Address
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
@@ -29,8 +31,10 @@ __all__ = [
     "SERVER_OPTIONS",
     "LineCall",
     "ReloadingChannel",
+    "abandon",
     "ask",
     "await_controller",
+    "check_grpc_threads",
     "connection_limit",
     "denied",
     "details",
@@ -144,6 +148,43 @@ def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grp
     return keep_in_children(grpc.secure_channel(target(address), secrets, options=CHANNEL_OPTIONS))
 
 
+_OWN_THREADS = 6
+"""What opening a session takes beside gRPC's own threads: measured, 4 to 6."""
+
+_CORE_THREADS = 3
+"""gRPC's own, beside one for each core (from `_FEWEST` to `_MOST` of them)."""
+
+_FEWEST, _MOST = 4, 16
+
+
+def check_grpc_threads(what: str, more: int = 0) -> None:
+    """Makes sure that gRPC can have its threads; else it would abort the process, or hang.
+
+    Args:
+        what: What it is used for.
+        more: How many threads that takes beside a session's.
+
+    Raises:
+        ThreadRefused: The system starts fewer.
+    """
+    each = min(max(os.cpu_count() or 1, _FEWEST), _MOST)
+    check_threads(each + _CORE_THREADS + _OWN_THREADS + more, what)
+
+
+def abandon(channel: Any) -> None:
+    """Gives up a channel for one of whose calls the system has started no thread.
+
+    That call is never served, and closing the channel, as the end of its last reference does,
+    would wait for it. But closing cancels it first; so a thread does that, which may wait for ever.
+
+    Args:
+        channel: The channel, which is kept for good.
+    """
+    leak(channel)
+    with contextlib.suppress(ThreadRefused):
+        start_thread(threading.Thread(target=channel.close, name="disco-abandon", daemon=True))
+
+
 class ReloadingChannel:
     """Stands for a channel: its methods make the callables that a channel's do.
 
@@ -180,25 +221,44 @@ class ReloadingChannel:
 
     def _channel(self) -> Any:
         """The current channel; former ones complete the calls that they have."""
-        if not self.credentials.encrypts:
+        if not self.credentials.encrypts and self._channels:
             return self._channels[-1]
         with self._lock:
             state = self.credentials.state()
-            if state != self._state and not self._closed:
+            if not self._channels:
+                self._channels.append(self._make(self.address, self.credentials))
+            elif state != self._state and not self._closed:
                 # While files are being replaced, the old ones stay in use.
                 with contextlib.suppress(ConfigError):
                     self._channels.append(self._make(self.address, self.credentials))
                     self._state = state
             return self._channels[-1]
 
+    @contextlib.contextmanager
     def method(
         self, kind: str, path: str, codecs: dict[str, Any]
-    ) -> tuple[Any, Sequence[tuple[str, str]]]:
-        """Makes the callable of the current channel, and the headers for its call."""
-        made = getattr(self._channel(), kind)(path, **codecs)
+    ) -> Generator[tuple[Any, Sequence[tuple[str, str]]]]:
+        """Makes the callable of the current channel, and the headers for its call in the block.
+
+        Raises:
+            ThreadRefused: The system starts no thread for the call; the next one has another
+                channel.
+        """
+        channel = self._channel()
+        made = getattr(channel, kind)(path, **codecs)
         with contextlib.suppress(ConfigError):  # the file is being replaced
             self._bearer = self.credentials.bearer()
-        return made, self._bearer or ()
+        try:
+            with starting("a call to the controller"):
+                yield made, self._bearer or ()
+        except ThreadRefused:
+            with self._lock:
+                known = channel in self._channels
+                if known:
+                    self._channels.remove(channel)
+            if known:
+                abandon(channel)
+            raise
 
     def unary_unary(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
@@ -243,13 +303,13 @@ class LineCall:
 
     def __call__(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
         """As of a channel's callable."""
-        made, bearer = self._line.method(*self._what)
-        return made(*args, **options, **_headers(*metadata, *bearer))
+        with self._line.method(*self._what) as (made, bearer):
+            return made(*args, **options, **_headers(*metadata, *bearer))
 
     def future(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
         """As of a channel's callable with one answer."""
-        made, bearer = self._line.method(*self._what)
-        return made.future(*args, **options, **_headers(*metadata, *bearer))
+        with self._line.method(*self._what) as (made, bearer):
+            return made.future(*args, **options, **_headers(*metadata, *bearer))
 
 
 def _headers(*headers: tuple[str, str]) -> dict[str, Any]:
@@ -436,7 +496,7 @@ def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> 
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the call was cancelled, and is over.
-        RuntimeError: There is no thread for it.
+        ThreadRefused: There is no thread for it.
     """
     if threading.current_thread() is not threading.main_thread():
         return finish(begin())
@@ -444,8 +504,8 @@ def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> 
     thread = threading.Thread(target=work.run, name="disco-call", daemon=True)
     try:
         try:
-            thread.start()
-        except RuntimeError:
+            start_thread(thread)
+        except ThreadRefused:
             work.over.release()  # nothing has begun
             raise
         work.over.acquire()
@@ -483,8 +543,8 @@ class _Work(Generic[_T]):
         self._cancelled = True
         if self._call is not None:
             try:
-                threading.Thread(target=self._call.cancel, daemon=True).start()
-            except RuntimeError:  # there is none: then here, whatever another Ctrl-C breaks
+                start_thread(threading.Thread(target=self._call.cancel, daemon=True))
+            except ThreadRefused:  # there is none: then here, whatever another Ctrl-C breaks
                 self._call.cancel()
         self.over.acquire(timeout=_CANCEL_S)
 
@@ -527,6 +587,7 @@ def await_controller(line: ReloadingChannel, timeout: float) -> None:
     Raises:
         AccessDenied: A controller answers, and one side refuses the other.
         ConnectionFailed: None answers.
+        ThreadRefused: The system starts no thread for a call.
     """
     clock = RunClock(_LONGEST_S)
     with clock.turning():

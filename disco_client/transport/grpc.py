@@ -23,6 +23,7 @@ from disco_client.interrupts import HeldInterrupts
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry import spans
+from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.base import (
     Events,
@@ -41,7 +42,12 @@ from disco_client.transport.carriers import (
     StreamBroken,
     open_stream,
 )
-from disco_client.transport.channel import ReloadingChannel, await_controller, why_refused
+from disco_client.transport.channel import (
+    ReloadingChannel,
+    await_controller,
+    check_grpc_threads,
+    why_refused,
+)
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
 from disco_client.transport.shared_reader import READABLE, SharedReader
@@ -335,6 +341,7 @@ class SessionStream:
         self._over = False
         self._incoming: Iterator[EncodedEnvelope] = iter(())
         self._arrived: deque[EncodedEnvelope] = deque()
+        self._early: deque[EncodedEnvelope] = deque()
         self._reader: SharedReader | None = None
         self._source: PolledStream | None = None
         self._events: Events | None = None
@@ -451,6 +458,8 @@ class SessionStream:
                     self._ready = controller_pb2.SessionReady.FromString(received.payload)
                     self.draining = ()  # those that do are told again
                     return
+                elif received.kind == EnvelopeKind.LOG:
+                    self._early.append(received)  # what ranks print as they start
                 elif received.kind == EnvelopeKind.ENDED:
                     ended = controller_pb2.SessionEnded.FromString(received.payload)
                     raise error_before(ended, name)
@@ -499,6 +508,8 @@ class SessionStream:
         while True:
             self._heard = self._clock()
             self.connected = True
+            while self._early:
+                self._receive(self._early.popleft(), events)
             try:
                 ended = self._read_to_end(events)
                 why = f"the controller at {self._address} ended the stream"
@@ -730,7 +741,7 @@ class SessionStream:
         began, said, backoff = self._clock(), False, Backoff()
         refused: str | None = None
         while not self._leaving.is_set():
-            away = self._clock() - began
+            away = self._clock.turn() - began
             if away > lease:
                 refused = refused or why_refused(self._address, self._line.credentials)
                 last = f": {refused}" if refused else ""
@@ -746,10 +757,11 @@ class SessionStream:
                 if said:
                     _logger.warning("session %s goes on after %.1f s", self._ready.name, away)
                 return None
-            if not isinstance(ended, errors.ConnectionFailed):
+            if not isinstance(ended, errors.ConnectionFailed | ThreadRefused):
                 return ended
-            # Certificates and tokens may be replaced on one side before the other.
-            refused = str(ended) if isinstance(ended, errors.AccessDenied) else None
+            # Certificates and tokens may be replaced on one side before the other, and threads end.
+            told = isinstance(ended, errors.AccessDenied | ThreadRefused)
+            refused = str(ended) if told else None
             self._leaving.wait(backoff.pause())
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
@@ -866,16 +878,19 @@ class GrpcTransport:
         AccessDenied: A controller answers there, and one side refuses the other.
         ConfigError: The credentials do not fit, or cannot be read.
         ConnectionFailed: No controller answers there.
+        ThreadRefused: The system starts too few threads.
     """
 
     def __init__(
         self, address: str, connect_timeout: float, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
+        check_grpc_threads("the connection of a session")
         self._line = ReloadingChannel(address, credentials)
         self._stream = SessionStream(self._line, address)
         self._ended = threading.Event()
         self._error: errors.SessionError | None = None
         self._reader: threading.Thread | None = None
+        self._unread: Events | None = None
         try:
             await_controller(self._line, connect_timeout)
         except BaseException:
@@ -957,7 +972,7 @@ class GrpcTransport:
         # A channel of its own, because its calls are aborted with the session; inspections may
         # follow afterwards. gRPC shares the connection.
         self._arrays = ArrayClient(
-            lambda: ReloadingChannel(self._line.address, credentials),
+            ReloadingChannel(self._line.address, credentials),
             ready.session,
             ready.transfer_key,
             addresses,
@@ -1024,10 +1039,12 @@ class GrpcTransport:
 
     def start(self, events: Events) -> None:
         """Starts sending what ``events`` yields and delivering what arrives."""
-        self._reader = threading.Thread(
+        reader = threading.Thread(
             target=self._read, args=(events,), name="disco-replies", daemon=True
         )
-        self._reader.start()
+        self._unread = events
+        start_thread(reader)
+        self._reader, self._unread = reader, None
 
     def _read(self, events: Events) -> None:
         error: errors.SessionError
@@ -1101,6 +1118,9 @@ class GrpcTransport:
     def close(self, timeout: float) -> None:
         """Waits until pending messages are sent, then ends; idempotent."""
         self._stream.leave()
+        unread, self._unread = self._unread, None
+        if unread is not None:  # no thread was there to read; this one learns of the end
+            self._read(unread)
         reader = self._reader
         if reader is not None and reader is not threading.current_thread():
             self._ended.wait(timeout)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 
 from disco_client.clock import monotonic
+from disco_client.threads import ThreadRefused, start_thread
 
 __all__ = ["RunClock"]
 
@@ -48,7 +49,10 @@ class RunClock:
 
     @contextlib.contextmanager
     def turning(self) -> Generator[None]:
-        """Turns from a thread of its own while the block runs, whose calls may block for long."""
+        """Turns from a thread of its own while the block runs, whose calls may block for long.
+
+        Where the system starts no thread, only as much counts as the block's own turns show.
+        """
         over = threading.Event()
 
         def turn() -> None:
@@ -56,7 +60,8 @@ class RunClock:
                 self.turn()
 
         self.turn()
-        threading.Thread(target=turn, name="disco-clock", daemon=True).start()
+        with contextlib.suppress(ThreadRefused):
+            start_thread(threading.Thread(target=turn, name="disco-clock", daemon=True))
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import itertools
 import math
@@ -34,6 +35,7 @@ from disco_client.output import logger_of, print_logs
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
+from disco_client.threads import ThreadRefused, limits, start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.transport.shared_reader import READABLE, SharedReader
 from disco_client.wire.arrays import in_pieces
@@ -174,8 +176,13 @@ class Children:
 
         Raises:
             OSError: One could not be started.
+            ThreadRefused: The system starts no thread that could watch them.
         """
-        self._keeper.start()
+        try:
+            start_thread(self._keeper)
+        except ThreadRefused:
+            self._clean_up()
+            raise
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
@@ -203,6 +210,7 @@ class Children:
             self._clean_up()
 
     def _add(self, child: RankChild) -> None:
+        child.local_workers = self._count
         self.ranks.append(child)
         self._alive.add(child.worker)
         self._by_socket[child.sock.fileno()] = child
@@ -639,6 +647,9 @@ class Sender:
 
     Attributes:
         delivered: The newest command that was delivered.
+
+    Raises:
+        ThreadRefused: The system starts no thread for it.
     """
 
     def __init__(self, events: Events, deliver: Callable[[OutgoingBatch, int], None]) -> None:
@@ -648,7 +659,7 @@ class Sender:
         self._lock = threading.Lock()
         self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def flush(self, first: int = 0, *, kills: bool = False) -> None:
         """Delivers everything that was issued.
@@ -706,6 +717,7 @@ class ProcessSession(Session):
 
     Raises:
         ConfigError: An argument is wrong, or this system cannot watch processes.
+        SessionError: The system starts too few threads for it.
         WorkerLost: A worker process could not be started.
         SessionLost: The workers were not ready in time.
 
@@ -815,7 +827,8 @@ class ProcessTransport(Bound):
         try:
             self._children.start()
         except OSError as error:
-            msg = f"no worker process could be started: {error}"
+            what = f"; {limits()}" if error.errno == errno.EAGAIN else ""
+            msg = f"no worker process could be started: {error}{what}"
             raise SessionLost(msg) from error
         if not self._wait_for(self._ready, deadline - monotonic()):
             late = [child.worker for child in self._children.ranks if not child.assigned]

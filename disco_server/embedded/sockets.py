@@ -26,7 +26,9 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.text import many
+from disco_client.threads import ThreadRefused, start_thread, starting
 from disco_client.transport.base import Bound, Wish
+from disco_client.transport.channel import check_grpc_threads
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
 from disco_server.config import Address, ControllerConfig, WorkerConfig, read_guard
@@ -68,6 +70,9 @@ _LOOK_S = 0.25
 _RETURN_S = 5.0
 """How long the workers of other nodes outlive this process, or a broken connection to it."""
 
+_THREADS = 6
+"""What the loop of controller and node takes: itself, gRPC's for it, and those of its executor."""
+
 _NODE_LEASE_S = 30.0
 """A program may keep this process from running its event loop for a while."""
 
@@ -89,10 +94,12 @@ class EmbeddedNode:
         ConfigError: The address cannot be listened on, or a certificate not be read, or this
             process was forked from one that has used gRPC.
         ConnectionFailed: The node did not come up.
+        ThreadRefused: The system starts too few threads.
     """
 
     def __init__(self, listen: Address, nodes: int, per_node: int, guard: Guard = _OPEN) -> None:
         check_grpc()
+        check_grpc_threads("a controller and a node in this process", _THREADS)
         self._listen = listen
         self._guard = guard
         self._layout = EvenLayout(FIRST_NODE, nodes, per_node)
@@ -101,9 +108,14 @@ class EmbeddedNode:
         self._started: concurrent.futures.Future[tuple[Hub, Address, Address]]
         self._started = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name="disco-node-0", daemon=True)
-        self._thread.start()
         try:
-            self._hub, self.address, self.private = self._started.result()
+            start_thread(self._thread)
+        except ThreadRefused:
+            self._loop.close()
+            raise
+        try:
+            with starting("the node of this process"):
+                self._hub, self.address, self.private = self._started.result()
         except BaseException:
             self.stop()
             raise
@@ -370,7 +382,8 @@ class _EmbeddedTransport(Bound, GrpcTransport):
         if self._node.is_current:
             # The garbage collector finalizes an unreferenced session on this very thread,
             # which has to run its loop for the session to end.
-            threading.Thread(target=self.close, args=(timeout,), name="disco-close").start()
+            closing = threading.Thread(target=self.close, args=(timeout,), name="disco-close")
+            start_thread(closing)
             return
         super().close(timeout)
         self._node.stop()

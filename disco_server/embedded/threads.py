@@ -33,6 +33,7 @@ from disco_client.output import ThreadStreamBase, print_logs
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.stacks import current_frames
+from disco_client.threads import start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
@@ -365,8 +366,12 @@ class RankThread(ArrayPorter):
         )
 
     def start(self) -> None:
-        """Begins to execute."""
-        self._thread.start()
+        """Begins to execute.
+
+        Raises:
+            ThreadRefused: The system starts no thread for it.
+        """
+        start_thread(self._thread)
 
     def give(self, given: _Given) -> None:
         """Adds commands to execute, or what to do after those before.
@@ -554,6 +559,7 @@ class ThreadedSession(Session):
 
     Raises:
         ConfigError: An argument is wrong.
+        SessionError: The system starts too few threads for it.
 
     Examples:
         >>> with disco_client.ThreadedSession(2) as threads:

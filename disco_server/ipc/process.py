@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
+from disco_client.errors import describe_exit
+from disco_server.collectives.mpich_memory import shortage
 from disco_server.ipc.framing import FrameReader, Unsent, receive
 from disco_server.observe.processes import (
     LastLines,
@@ -119,6 +121,7 @@ class RankProcess:
         last_lines: The end of its output.
         memory: The memory into which it records what it does; closed by its last user.
         arm: Called with whether to call :meth:`flush` when the socket takes more.
+        local_workers: How many ranks of its session run on this machine, itself included.
     """
 
     def __init__(self, pid: int, ends: RankEnds) -> None:
@@ -129,6 +132,7 @@ class RankProcess:
         self.last_lines = LastLines()
         self.cutters = LineCutter(self.last_lines), LineCutter(self.last_lines)
         self.arm: Callable[[bool], None] = lambda _armed: None
+        self.local_workers = 1
         self._armed = False
         self._lock = threading.Lock()
         self._unsent = Unsent(self.sock)
@@ -223,7 +227,16 @@ class RankProcess:
         """Returns why it ended, if more than its status is known; called once, after its end."""
         if not self._cause and self.status == -signal.SIGKILL:
             self._cause = self._limits.explain()
-        return self._cause or self.memory.read_cause()
+        return self._cause or self.memory.read_cause() or self._lacked_shared_memory()
+
+    def _lacked_shared_memory(self) -> str:
+        """Says how it ended, if that was for want of shared memory; otherwise empty."""
+        collective = read_record(*self.memory.read()).collective
+        starts_mpi = collective is not None and collective.name.startswith("start of mpi")
+        if self.status is None or not (self.status == -signal.SIGBUS or starts_mpi):
+            return ""
+        lack = shortage(self.local_workers)
+        return f"{describe_exit(self.status)}: {lack}" if lack else ""
 
     def close(self) -> None:
         """Closes the sockets; idempotent."""

@@ -28,7 +28,7 @@ from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind
 from disco_client.wire.values import Device
 from disco_server.collectives.loss import LOST
-from disco_server.collectives.mpich_memory import kvsname, nameless_memory
+from disco_server.collectives.mpich_memory import kvsname, nameless_memory, shortage
 from disco_server.collectives.unique_ids import RendezvousIds
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.ipc.framing import PROGRESS_VARIABLE, ProgressPage
@@ -221,11 +221,20 @@ def _assigned(
     )
 
 
+def _warn_of_shortage(assign: node_pb2.AssignRank) -> None:
+    """Says at the start of a session that it has no room for MPI, which it may never need."""
+    uses_mpi = assign.device == "cpu" and assign.ccl in ("", "mpi")
+    if uses_mpi and assign.local_rank == 0 and (lack := shortage(assign.local_workers)):
+        sys.stderr.write(f"disco: collectives of this session may end it: {lack}\n")
+        sys.stderr.flush()
+
+
 def _serve(port: RankPort, flight: FlightRecorder) -> None:
     received = port.next()
     while received is None or received.kind != EnvelopeKind.ASSIGN:
         received = port.next()
     assign = node_pb2.AssignRank.FromString(received.payload)
+    _warn_of_shortage(assign)
     worker = _assigned(port, received.session, assign, flight)
     worker.audit = port.audit
     set_current_worker(worker)

@@ -372,6 +372,7 @@ class Supervisor:
         handle.on_output = lambda is_error, block: session.output.add(worker, is_error, block)
         start = session.start
         here = next(sorted(ranks) for ranks in _by_host(start) if worker in ranks)
+        handle.local_workers = len(here)
         assign = node_pb2.AssignRank(
             worker=worker,
             num_workers=start.num_workers,

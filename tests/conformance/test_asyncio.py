@@ -328,6 +328,60 @@ def test_a_future_s_functions_may_use_the_session(session, tools):
     assert found.result(timeout=60) == 6
 
 
+@pytest.mark.parametrize("count", [4, 12])
+def test_functions_of_futures_may_wait_for_large_answers(session, tools, waiter, count):
+    """As many of them as read answers, and more; none waits for ever."""
+    large = tools.place([np.arange(LARGE)] * session.num_workers)
+    tools.call("wait_for_file", str(waiter))
+    asked = [tools.call("echo", number).future() for number in range(count)]
+    found = [concurrent.futures.Future() for _ in asked]
+    for future, value in zip(asked, found, strict=True):
+        future.add_done_callback(
+            lambda done, value=value: value.set_result(done.result() + large.future(1).result()[-1])
+        )
+    waiter.touch()
+    last = LARGE - 1
+    assert [value.result(timeout=20) for value in found] == [last + n for n in range(count)]
+
+
+def test_functions_of_futures_may_wait_for_each_other(session, tools, waiter):
+    """For another one's function, which waits for an answer, and for what comes after it."""
+    large = tools.place([np.arange(LARGE)] * session.num_workers)
+    tools.call("wait_for_file", str(waiter))
+    asked = [tools.call("echo", number).future() for number in range(12)]
+    found = [concurrent.futures.Future() for _ in asked]
+
+    def work(done):
+        inner, value = large.future(), concurrent.futures.Future()
+        inner.add_done_callback(
+            lambda _done: value.set_result(next(iter(di.as_completed([large], 1))).result()[-1])
+        )
+        number = done.result()
+        before = found[number + 1].result(60) if number < len(found) - 1 else 0
+        found[number].set_result(before + value.result(60))
+
+    for future in asked:
+        future.add_done_callback(work)
+    waiter.touch()
+    assert found[0].result(timeout=20) == 12 * (LARGE - 1)
+
+
+def test_functions_that_wait_keep_no_answer_from_others(session, tools, waiter):
+    """An await and a wait are answered, however many functions of futures wait for something."""
+    large, over = tools.place([np.arange(LARGE)] * session.num_workers), threading.Event()
+    tools.call("wait_for_file", str(waiter))
+    asked = [tools.call("echo", number).future() for number in range(8)]
+    for future in asked:
+        future.add_done_callback(lambda _done: over.wait(60))
+    waiter.touch()
+    try:
+        assert asyncio.run(asyncio.wait_for(value_of(large), 20))[-1] == LARGE - 1
+        assert large.future(1).result(timeout=20)[-1] == LARGE - 1
+        assert large.future(1).result()[-1] == LARGE - 1
+    finally:
+        over.set()
+
+
 def test_a_function_of_a_future_is_called_also_where_a_thread_waits_for_its_value(
     session, tools, waiter, caplog, eventually
 ):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -86,6 +87,25 @@ def in_own_mounts(tmp_path):
     return prefix
 
 
+NO_ROOM = "/dev/shm has too little room"
+HOW_MUCH = "MPI needs 27 MiB there to start the workers of this session, 2 on this machine"
+
+POOR_PROGRAM = """
+import numpy as np
+import disco_client
+
+if __name__ == "__main__":
+    with disco_client.ProcessSession(2) as session:
+        ones = session.copy_to_worker_0(np.ones(4))
+        assert session.get_global_func("numpy.sum")(ones).get() == 4
+        try:
+            session.allreduce(session.empty((4,), "float64"), session.empty((4,), "float64"))
+            session.sync_all()
+        except disco_client.WorkerLost as lost:
+            print(lost)
+"""
+
+
 def inside(daemon, command):
     """Runs a command with a daemon's view of file systems."""
     within = ["nsenter", "-t", str(daemon.process.pid), "-m", "sh", "-c", command]
@@ -151,12 +171,43 @@ def test_a_node_without_shared_memory_says_so_and_recovers(daemons, in_own_mount
     daemons.prefix = in_own_mounts("/dev/shm", "64k")
     daemon = daemons.worker(controller.address, "--slots", "2")
     poor = connect(controller.address, num_workers=2, logs=False)
-    with poor, pytest.raises((errors.CclError, errors.WorkerLost)):
+    with poor, pytest.raises(errors.WorkerLost, match=NO_ROOM) as raised:
         reduces(poor)
+    assert "of its 0.1 MiB" in str(raised.value)
+    assert HOW_MUCH in str(raised.value)
     inside(daemon, "mount -o remount,size=256m /dev/shm")
     with connect(controller.address, num_workers=2, logs=False, timeout=20) as session:
         assert reduces(session)
     assert daemon.process.poll() is None
+
+
+def test_a_program_without_shared_memory_is_told_before_and_after(in_own_mounts):
+    """Row 23: its workers do all but collectives; their death says what /dev/shm lacks."""
+    command = [*in_own_mounts("/dev/shm", "1m"), sys.executable, "-c", POOR_PROGRAM]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    warned = [line for line in done.stderr.splitlines() if NO_ROOM in line]
+    assert len(warned) == 1
+    assert "collectives of this session may end it" in warned[0]
+    for part in (NO_ROOM, "1.0 MiB", HOW_MUCH, "--shm-size", "SIGBUS"):
+        assert part in done.stdout, part
+
+
+def test_a_session_that_does_not_fit_beside_others_says_so_at_its_start(
+    daemons, in_own_mounts, capfd, eventually
+):
+    """Row 23: before a collective fails, and only where there is too little room for it."""
+    controller = daemons.controller()
+    daemons.prefix = in_own_mounts("/dev/shm", "32m")
+    daemon = daemons.worker(controller.address, "--slots", "4")
+    with connect(controller.address, num_workers=2) as first:
+        assert reduces(first)
+        assert NO_ROOM not in capfd.readouterr().err
+        with connect(controller.address, num_workers=2) as second:
+            assert eventually(lambda: HOW_MUCH in capfd.readouterr().err, what="the warning")
+            second.sync_all()
+            inside(daemon, "mount -o remount,size=256m /dev/shm")
+            assert reduces(second)
 
 
 def test_a_node_without_processes_says_so_and_recovers(node, limit):

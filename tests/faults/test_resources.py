@@ -223,6 +223,7 @@ STREAMED = {
 }
 """A daemon between a rank and a stream of gRPC."""
 
+THREAD = "disco_client/threads.py start_thread: threading.start"
 ARRAY_CLIENT = "disco_client/arrays/client.py"
 CHANNEL = "disco_client/transport/channel.py"
 
@@ -253,7 +254,7 @@ SITES: dict[str, dict[str, set[str]]] = {
     "direct": {
         "client": {
             *SAID,
-            f"{CHANNEL} run_uninterrupted: threading.start",
+            THREAD,
             f"{ARRAY_CLIENT} _begin: threading.start in _consume_request_iterator",
             f"{ARRAY_CLIENT} _begin: threading.start in _run_channel_spin_thread",
             f"{ARRAY_CLIENT} __init__: threading.start{FIRST}",
@@ -265,7 +266,7 @@ SITES: dict[str, dict[str, set[str]]] = {
     "relay": {
         "client": {
             *SAID,
-            f"{CHANNEL} run_uninterrupted: threading.start",
+            THREAD,
             f"{CHANNEL} __call__: threading.start in _run_channel_spin_thread",
             f"{CHANNEL} future: threading.start in _consume_request_iterator",
             f"{CHANNEL} future: threading.start in _run_channel_spin_thread",

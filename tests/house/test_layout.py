@@ -123,3 +123,32 @@ def test_what_is_replaced_is_not_called():
 def test_both_ways_to_call_are_found(text):
     """The rule itself can fail."""
     assert uses(ast.parse(text), "select", {"select"}) == [2]
+
+
+def test_threads_are_started_where_a_refusal_is_typed():
+    """In the client and in embedded sessions only `start_thread` and `check_threads` start some."""
+    bare = [
+        f"{name(file)}:{node.lineno}"
+        for file in sources("disco_client", "disco_server/embedded")
+        if name(file) != "disco_client/threads.py"
+        for tree in [ast.parse(file.read_text())]
+        for made in [set(threads_of(tree))]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "start"
+        and (is_thread(node.func.value) or ast.unparse(node.func.value) in made)
+    ]
+    assert not bare, f"use disco_client.threads.start_thread: {bare}"
+
+
+def is_thread(node: ast.expr) -> bool:
+    """Whether an expression makes a thread."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Thread")
+
+
+def threads_of(tree: ast.Module) -> Iterator[str]:
+    """What threads are assigned to in a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and is_thread(node.value):
+            yield from map(ast.unparse, node.targets)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import socket
 import threading
 from concurrent import futures
@@ -47,7 +46,7 @@ def arrays(session, cluster):
 
     def make(addresses, relay=cluster.address, connected=lambda: False):
         made = ArrayClient(
-            lambda: ReloadingChannel(relay),
+            ReloadingChannel(relay),
             inner._session,
             inner._key,
             addresses,
@@ -198,7 +197,7 @@ def test_a_wrong_key_opens_nothing(session, cluster):
     """Neither the daemon's nor the controller's, to put or to take."""
     inner = session._core.transport._arrays
     for addresses in (dict(inner._addresses), {}):
-        relay = functools.partial(ReloadingChannel, cluster.address)
+        relay = ReloadingChannel(cluster.address)
         thief = ArrayClient(relay, inner._session, b"wrong" * 3, addresses)
         for attempt in (
             lambda thief=thief: thief.upload(1, 0, memoryview(b"12345678")),
