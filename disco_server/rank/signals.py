@@ -92,7 +92,7 @@ class CallGuard:
         set_handler, get_handler = signal.signal, signal.getsignal
 
         def guarded(number: int, handler: Any) -> Any:
-            own = _Handler(self, handler) if callable(handler) else handler
+            own = _GuardedHandler(self, handler) if callable(handler) else handler
             return _original(set_handler(number, own))
 
         def known(number: int) -> Any:
@@ -101,7 +101,7 @@ class CallGuard:
         signal.signal, signal.getsignal = guarded, known
 
 
-class _Handler:
+class _GuardedHandler:
     """A handler of a session's function."""
 
     def __init__(self, guard: CallGuard, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -119,4 +119,4 @@ class _Handler:
 
 
 def _original(handler: Any) -> Any:
-    return handler.handler if isinstance(handler, _Handler) else handler
+    return handler.handler if isinstance(handler, _GuardedHandler) else handler
