@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -114,6 +115,7 @@ class Agreement:
         no_device: Why arrays of GPUs cannot take part; empty if they can.
         notes: Records the collectives that are entered.
         with_shapes: Whether shapes must be equal too, and not only their elements' number.
+        guard: Entered for as long as this rank is in a collective.
     """
 
     def __init__(self, worker_id: int) -> None:
@@ -123,6 +125,7 @@ class Agreement:
         self.no_device = _NO_DEVICE
         self.notes = Notes()
         self.with_shapes = False
+        self.guard: AbstractContextManager[None] = nullcontext()
         self._exchanges: list[HeaderExchange] = []
         self._waiting: tuple[int, int, tuple[int, ...], HeaderExchange] | None = None
         self._watch = CollectiveWatch(worker_id, lambda: self._waiting, SLOW_S.value())

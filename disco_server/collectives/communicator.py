@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from disco_client.errors import ConfigError
@@ -413,6 +414,15 @@ class Communicator(ABC):
             flight: This rank's recorder.
         """
         self._agreement.notes.begin(flight)
+
+    def protect(self, guard: AbstractContextManager[None]) -> None:
+        """Enters a context from now on for as long as this rank is in a collective.
+
+        Args:
+            guard: Keeps exceptions from outside away, for which the peers would wait or read
+                what is not theirs.
+        """
+        self._agreement.guard = guard
 
     def compare_shapes(self, enabled: bool) -> None:
         """Makes ranks compare the shapes of their arrays too, not only how many elements.

@@ -7,8 +7,18 @@ alone comes before the agreement. Small data travels with the agreement's header
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+)
 
 import numpy as np
 
@@ -133,6 +143,30 @@ _AVERAGED_AT_ONCE = 1 << 17
 _AVG, _INTEGER = ReduceOp.AVG, Family.INTEGER
 _HOST = np.ndarray
 _BARRIER = CollectiveSignature(int(Op.BARRIER), 0, 0)
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _Agreeing(Protocol):
+    _agreement: Agreement
+
+
+_Self = TypeVar("_Self", bound=_Agreeing)
+
+
+def guarded(
+    method: Callable[Concatenate[_Self, _P], _R],
+) -> Callable[Concatenate[_Self, _P], _R]:
+    """A method that no exception from outside breaks off: its peers would wait for it."""
+
+    @wraps(method)
+    def run(self: _Self, /, *args: _P.args, **named: _P.kwargs) -> _R:
+        with self._agreement.guard:
+            return method(self, *args, **named)
+
+    return run
 
 
 class ProcessGroup:
@@ -285,6 +319,7 @@ class ProcessGroup:
             else:
                 dst[...] = np.concatenate(parts).reshape(dst.shape)
 
+    @guarded
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, *, tag: str | None = None) -> None:
         """Combines equally long sources element by element, everywhere.
 
@@ -389,6 +424,7 @@ class ProcessGroup:
             self._agree(channel, known.signature, src, dst, slot.payload, first=number == 0)
             combine(exchange.parts(slot), target[piece], op, known.signature.family)
 
+    @guarded
     def allgather(
         self,
         src: Array,
@@ -467,6 +503,7 @@ class ProcessGroup:
         counts = None if parts is None else parts.counts
         self.backend_of(src).allgather(src, dst, counts)
 
+    @guarded
     def broadcast(
         self,
         src: Array | None,
@@ -500,6 +537,7 @@ class ProcessGroup:
         self._count(dst, dst.size if self.rank != at else 0)
         self._notes.leave()
 
+    @guarded
     def scatter(
         self,
         src: Array | None,
@@ -534,6 +572,7 @@ class ProcessGroup:
         self._count(dst, 0 if has_all else dst.size)
         self._notes.leave()
 
+    @guarded
     def gather(
         self,
         src: Array,
@@ -570,6 +609,7 @@ class ProcessGroup:
             self._count(whole, whole.size - src.size)
         self._notes.leave()
 
+    @guarded
     def reduce_scatter(
         self,
         src: Array,
@@ -612,6 +652,7 @@ class ProcessGroup:
         self._count(dst, (self.size - 1) * dst.size)
         self._notes.leave()
 
+    @guarded
     def all_to_all(
         self,
         src: Array,
@@ -648,6 +689,7 @@ class ProcessGroup:
         self._count(dst, dst.size - own)
         self._notes.leave()
 
+    @guarded
     def barrier(self, *, tag: str | None = None) -> None:
         """Waits until every member has entered; the agreement round itself is the barrier.
 
@@ -683,10 +725,12 @@ class ProcessGroup:
         )
         return self._agreement.admit(signature, tag), parts
 
+    @guarded
     def send(self, buf: Array, rank: int, *, tag: str | None = None) -> None:
         """Gives an array to another member; see `Communicator.send`."""
         self._move(buf, rank, receives=False, tag=tag)
 
+    @guarded
     def recv(self, buf: Array, rank: int, *, tag: str | None = None) -> None:
         """Fills an array from another member; see `Communicator.recv`."""
         buf = destination(buf)
@@ -804,6 +848,7 @@ class Teams:
         self._known: set[tuple[int, ...]] = set()
         self._teams: dict[tuple[int, ...], ProcessGroup] = {}
 
+    @guarded
     def make(self, lines: object) -> ProcessGroup | None:
         """Makes teams, or finds existing ones; see `Communicator.make_teams`."""
         wanted = read_lines(lines, self._world.size)

@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -52,6 +53,7 @@ from disco_server.observe.processes import (
 )
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
+from disco_server.rank.signals import RankEnded
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 
 if TYPE_CHECKING:
@@ -340,7 +342,7 @@ _Given: TypeAlias = "OutgoingBatch | threading.Lock | EnvelopeKind | None"
 OnDeath = Callable[[WorkerLost], None]
 
 
-class _SessionEnded(BaseException):
+class _SessionEnded(RankEnded):
     """Raised inside a worker thread whose session is over."""
 
 
@@ -357,7 +359,8 @@ class RankThread(ArrayPorter):
         self._worker = worker
         self._events = events
         self._on_death = on_death
-        self._inbox: SimpleQueue[_Given] = SimpleQueue()
+        self._inbox: deque[_Given] = deque()
+        self._arrivals: SimpleQueue[None] = SimpleQueue()
         self._output = RankOutput(self._emit)
         self._ending = False
         self.borrowed = BorrowedArrays()
@@ -380,7 +383,8 @@ class RankThread(ArrayPorter):
             given: Commands; a lock to free; EnvelopeKind.OPEN_CCL, to open the communicator
                 because a peer did; or None, which lets the rank leave.
         """
-        self._inbox.put(given)
+        self._inbox.append(given)
+        self._arrivals.put(None)
 
     # The rank's own thread ----------------------------------------------------------
 
@@ -416,13 +420,23 @@ class RankThread(ArrayPorter):
                 given.release()
 
     def _next(self) -> _Given:
-        # Peers may wait for this rank's refusal, which needs calls of `poll`.
-        while self._worker.poll():
-            try:
-                return self._inbox.get(timeout=_POLL_S)
-            except Empty:
-                pass
-        return self._inbox.get()
+        while True:
+            with contextlib.suppress(IndexError):
+                return self._inbox.popleft()
+            # Peers may wait for this rank's refusal, which needs calls of `poll`.
+            self._await_arrival(_POLL_S if self._worker.poll() else None)
+
+    def _await_arrival(self, seconds: float | None) -> None:
+        """Waits for so long, None without an end, for what is given, and takes nothing.
+
+        What another thread raises in this one comes here, when the wait is over.
+        """
+        try:
+            self._arrivals.get(timeout=seconds)
+        except Empty:
+            pass
+        except BaseException as error:  # noqa: BLE001  (whatever code of the session raises)
+            self._worker.guard.outside(error)
 
     def _die(self, error: BaseException) -> None:
         self._output.close()
@@ -467,9 +481,9 @@ class RankThread(ArrayPorter):
 
     def wake_waiters(self) -> None:
         """Frees the locks that no answer will free; the rank has ended, or is about to."""
-        with contextlib.suppress(Empty):
+        with contextlib.suppress(IndexError):
             while True:
-                given = self._inbox.get_nowait()
+                given = self._inbox.popleft()
                 if given is not None and not isinstance(given, (OutgoingBatch, EnvelopeKind)):
                     given.release()
 
@@ -526,7 +540,7 @@ class RankThread(ArrayPorter):
         """Makes the rank leave as soon as it runs Python code again."""
         self._ending = True
         self.borrowed.close()
-        self._inbox.put(None)
+        self.give(None)
         ident = self._thread.ident
         if ident is not None and self._thread.is_alive() and ident != threading.get_ident():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(

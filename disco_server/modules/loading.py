@@ -14,19 +14,29 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from disco_client.arguments import importing
 from disco_server.modules.base import FileRefused, Functions, LoadedModule, Loader
+from disco_server.modules.children import publish
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from disco_client.wire.values import Device
 
-__all__ = ["GROUP", "digest_of", "import_source", "load", "load_python", "refuse_kind"]
+__all__ = [
+    "GROUP",
+    "digest_of",
+    "import_in_child",
+    "import_source",
+    "load",
+    "load_python",
+    "refuse_kind",
+]
 
 
 GROUP = "disco.module_loaders"
@@ -208,6 +218,8 @@ def import_source(path: Path, digest: str, name: str, module_name: str) -> None:
             if error.name is not None:
                 raise
             raise FileRefused(_missing(error, name)) from error  # a relative import
+        if not ordinary:
+            publish(module_name, str(path), digest, name)
         _sources[module_name] = digest
 
 
@@ -241,16 +253,12 @@ def _run(
     a file may change within one tick of the clock.
     """
     module = ModuleType(module_name)
-    module.__file__ = str(path)
-    # Tracebacks name the file as the program knows it, and show its lines.
-    lines = source.decode(errors="replace").splitlines(keepends=True)
-    linecache.cache[name] = len(source), None, lines, name
     before = sys.modules.get(module_name)
     if listed:
         # Dataclasses, pickles and annotations look their module up.
         sys.modules[module_name] = module
     try:
-        exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (allowed by the node)
+        _execute(source, module, path, name)
     except BaseException:
         if listed:
             del sys.modules[module_name]
@@ -258,6 +266,41 @@ def _run(
                 sys.modules[module_name] = before
         raise
     return module
+
+
+def _execute(source: bytes, module: ModuleType, path: Path, name: str) -> None:
+    module.__file__ = str(path)
+    # Tracebacks name the file as the program knows it, and show its lines.
+    lines = source.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[name] = len(source), None, lines, name
+    exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (allowed by the node)
+
+
+def import_in_child(module_name: str, path: str, digest: str, name: str) -> None:
+    """Runs the file of a module in a child of the worker that imported it; see `children`.
+
+    Where that fails, the module has functions of every name, which raise a FileRefused: a pool
+    replaces a child that fails before its first call, and its caller would wait for ever.
+    """
+    module, where = sys.modules[module_name], Path(path)
+    try:
+        _execute(_read(where, digest), module, where, name)
+    except BaseException as error:  # noqa: BLE001  (a file may raise anything)
+        msg = (
+            f"{Path(name).name!r} cannot be imported in a child process of this worker:"
+            f" {type(error).__name__}: {error}"
+        )
+        vars(module)["__getattr__"] = partial(_stand_in, msg)
+
+
+def _stand_in(msg: str, name: str) -> Callable[..., Any]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def fail(*_args: Any, **_named: Any) -> None:
+        raise FileRefused(msg)
+
+    return fail
 
 
 def _public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:

@@ -18,6 +18,7 @@ from disco_server.collectives.types import (
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.observe.processes import rank_limit, read_record
+from disco_server.rank.signals import CALL_ENDS, CallGuard
 from disco_server.storage.files import FileError, FileNotAllowed
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
 
 
 def describe_failure(
-    error: Exception, *, worker: int, node: str, seq: int, function: str
+    error: BaseException, *, worker: int, node: str, seq: int, function: str
 ) -> tuple[RemoteFailure, FailureKind]:
     """Makes a report of an exception, cut to a size that can be sent.
 
@@ -96,7 +97,7 @@ def describe_failure(
         node=node,
         function=function,
         exception="" if own else _qualified(type(error)),
-        traceback="" if own else _cut(_format(error, error.__traceback__), MAX_TRACEBACK),
+        traceback="" if own else _cut(_traceback_of(error), MAX_TRACEBACK),
     )
     return failure, kind
 
@@ -128,11 +129,22 @@ def _qualified(kind: type) -> str:
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _format(error: Exception, trace: TracebackType | None) -> str:
-    # The first frame is the executor's own.
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return _format(error, error.__traceback__)
+    except CALL_ENDS:
+        raise
+    except BaseException as another:  # noqa: BLE001  (an exception's own code may raise)
+        return f"its traceback raised {type(another).__name__}"
+
+
+def _format(error: BaseException, trace: TracebackType | None) -> str:
+    # The first frame is the executor's own, and so may the one below it be.
     below = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    if below is not None and below.tb_frame.f_code is CallGuard.run.__code__:
+        below = below.tb_next or below
     chained = error.__cause__ is not None or error.__context__ is not None
-    if below is None or chained or isinstance(error, BaseExceptionGroup):
+    if below is None or chained or issubclass(type(error), BaseExceptionGroup):
         return "".join(traceback.format_exception(type(error), error, below))
     return _stack(below) + "".join(traceback.format_exception_only(error))
 
@@ -169,7 +181,9 @@ def _text_of(error: BaseException) -> str:
     try:
         # An allocation that failed says how much was requested, and not why it failed.
         return str(error) + (rank_limit() if isinstance(error, MemoryError) else "")
-    except Exception as another:  # noqa: BLE001  (an exception's own code may raise)
+    except CALL_ENDS:
+        raise
+    except BaseException as another:  # noqa: BLE001  (an exception's own code may raise)
         return f"its text raised {type(another).__name__}"
 
 
@@ -177,7 +191,9 @@ def repr_of(value: object) -> str:
     """The repr of an object that is not sent; a repr is code that may raise."""
     try:
         return sendable(repr(value)[:_MAX_REPR])
-    except Exception as error:  # noqa: BLE001  (whatever the object's author did)
+    except CALL_ENDS:
+        raise
+    except BaseException as error:  # noqa: BLE001  (whatever the object's author did)
         return f"its repr raised {type(error).__name__}"
 
 

@@ -62,6 +62,7 @@ from disco_server.rank.registers import (
     check_fits,
     is_any_array,
 )
+from disco_server.rank.signals import CALL_ENDS
 from disco_server.rank.worker import DevicePorter, Worker
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Executor:
         self._porter = DevicePorter(worker, sink.porter)
         self._live = sink.live
         self._flight = worker.flight
+        self._guard = worker.guard
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
         self._names = FunctionNames(worker, self.registers)
@@ -292,6 +294,7 @@ class Executor:
         looks into the registers itself; see commands.proto for the column.
         """
         worker, registers, flight = self._worker, self.registers, self._flight
+        guard = self._guard
         slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
         kinds, unfinished = flight.kinds, UNFINISHED
         mask, done, size = SLOT_MASK, self.seq, len(slots)
@@ -335,12 +338,15 @@ class Executor:
                         place += 1  # noqa: SIM113  (faster)
                     if registers.poisoned or not callable(function):
                         check_call(func, function, args)
+                    guard.calling = True
                     slots[reg] = result = function(*args)
+                    guard.calling = False
                     if result is not None:
                         if type(result) in unfinished:
                             refuse_unfinished(result)
                         result = None  # the register alone has it
-                except Exception as error:  # noqa: BLE001  (user code may raise anything)
+                except BaseException as error:  # noqa: BLE001  (user code may raise anything)
+                    guard.calling = False
                     command = EncodedCommand(action=_CALL, func=func, reg=reg)
                     self._end_call(seq, command, _column(calls[first_arg:after]), error)
                 if seq >= due:
@@ -364,16 +370,17 @@ class Executor:
             if not callable(func):
                 check_call(command.func, func)
             names = command.keywords
-            result = func(*args, **split_keywords(args, names)) if names else func(*args)
+            named = split_keywords(args, names) if names else {}
+            result = self._guard.run(func, *args, **named)
             refuse_unfinished(result)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
                 self._names.label(command.reg, result.name)
-        except Exception as error:  # noqa: BLE001  (user code may raise anything)
+        except BaseException as error:  # noqa: BLE001  (user code may raise anything)
             self._end_call(seq, command, command.args, error)
 
     def _end_call(
-        self, seq: int, command: EncodedCommand, args: Sequence[EncodedValue], error: Exception
+        self, seq: int, command: EncodedCommand, args: Sequence[EncodedValue], error: BaseException
     ) -> None:
         """Finishes a call that failed, or that has read poison."""
         into = self._destination(command, args)
@@ -385,7 +392,7 @@ class Executor:
         except Poisoned as read:
             self._porter.let_go(command.args)
             self._skip(seq, command.reg, read.poison, into)
-        except Exception as raised:  # noqa: BLE001  (user code may raise anything)
+        except BaseException as raised:  # noqa: BLE001  (user code may raise anything)
             trace = raised.__traceback__  # without the frame that a first call does not have
             self._fail(seq, command, raised.with_traceback(trace and trace.tb_next), into)
 
@@ -415,7 +422,7 @@ class Executor:
 
         values = decode_args(args, read, self._porter)
         named = split_keywords(values, command.keywords)
-        result = registers.read(command.func)(*values, **named)
+        result = self._guard.run(registers.read(command.func), *values, **named)
         refuse_unfinished(result)
         registers.write(into, held)
         registers.write(command.reg, result)
@@ -425,8 +432,8 @@ class Executor:
             name = self._args(command)[0]
             what = self._flight.label_of(command.action, str(name))
             self._flight.kinds[seq & SLOT_MASK] = what
-            func = self._names.find(str(name))
-        except Exception as error:  # noqa: BLE001  (a module may raise anything when imported)
+            func = self._guard.run(self._names.find, str(name))
+        except BaseException as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)
             return
         if command.reg:
@@ -458,7 +465,7 @@ class Executor:
             self._answer(seq, self.registers.read(command.reg), itself=bool(command.args))
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
-        except Exception as error:  # noqa: BLE001  (a device may have failed meanwhile)
+        except BaseException as error:  # noqa: BLE001  (a device may have failed meanwhile)
             self._fail(seq, command, error, poison=False)
 
     def _copy_from(self, seq: int, command: EncodedCommand) -> None:
@@ -469,7 +476,7 @@ class Executor:
             self._answer(seq, value)
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
-        except Exception as error:  # noqa: BLE001  (whatever came is answered)
+        except BaseException as error:  # noqa: BLE001  (whatever came is answered)
             self._fail(seq, command, error)
 
     def _copy_to(self, seq: int, command: EncodedCommand) -> None:
@@ -484,7 +491,7 @@ class Executor:
             self.registers.write(register, held)
         except Poisoned:
             self._porter.let_go(command.args)  # the cause is known to the client already
-        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+        except BaseException as error:  # noqa: BLE001  (whatever came is reported)
             self._fail(seq, command, error, 0 if is_new else register, poison=is_new)
 
     def _set(self, seq: int, command: EncodedCommand) -> None:
@@ -497,7 +504,7 @@ class Executor:
                 self.registers.write(register, held)
             else:
                 self.registers.write(register, self._args(command)[0])
-        except Exception as error:  # noqa: BLE001  (whatever came is answered)
+        except BaseException as error:  # noqa: BLE001  (whatever came is answered)
             # What was refused has not been touched, and the request is answered with the error.
             refused = isinstance(error, (ArgumentRefused, ArrayRefused))
             into = register if is_any_array(held) and not refused else 0
@@ -520,7 +527,7 @@ class Executor:
             program = compile_program(command.program, seq, linker)
         except Poisoned as found:
             self._skip(seq, command.reg, found.poison)
-        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+        except BaseException as error:  # noqa: BLE001  (whatever came is reported)
             self._fail(seq, command, error)
         else:
             self.registers.write(command.reg, program)
@@ -543,7 +550,8 @@ class Executor:
                 return held.to_overwrite(register) if register in anew else held.read(register)
 
             try:
-                program.run(decode_args(command.args, read, self._porter), results, read)
+                values = decode_args(command.args, read, self._porter)
+                self._guard.run(program.run, values, results, read)
             except StepFailed as failed:
                 name = failed.function or self._names.of(failed.register)
                 inside = program.defined, failed.step
@@ -552,7 +560,7 @@ class Executor:
         except Poisoned as found:
             poison = found.poison.cause
             self._leave_out(seq, poison)
-        except Exception as error:  # noqa: BLE001  (whatever came is reported)
+        except BaseException as error:  # noqa: BLE001  (whatever came is reported)
             poison = self._report(seq, error, ACTION_NAMES[command.action])
         if poison is not None:
             self._porter.let_go(command.args)
@@ -684,7 +692,7 @@ class Executor:
         self,
         seq: int,
         command: EncodedCommand,
-        error: Exception,
+        error: BaseException,
         into: int = 0,
         *,
         poison: bool = True,
@@ -698,9 +706,9 @@ class Executor:
             into: The register that it writes into, beside that of its result.
             poison: Whether its result's register is poisoned.
         """
-        self._porter.let_go(command.args)
         name = self._names.of(command.func) or ACTION_NAMES.get(command.action, "")
         cause = self._report(seq, error, name)
+        self._porter.let_go(command.args)
         if poison and command.action in _WRITES and command.reg:
             self.registers.write(command.reg, cause)
         if into:
@@ -709,12 +717,18 @@ class Executor:
     def _report(
         self,
         seq: int,
-        error: Exception,
+        error: BaseException,
         function: str,
         inside: tuple[int, int] = (0, 0),
         answers: int | None = None,  # the command, unless it is no command's own: 0
     ) -> Poison:
-        """Reports a failure to the client and the peers, perhaps in a step of a program."""
+        """Reports a failure to the client and the peers, perhaps in a step of a program.
+
+        Raises:
+            BaseException: The error, where it ends the rank instead (`CALL_ENDS`).
+        """
+        if isinstance(error, CALL_ENDS):
+            raise error
         self._flight.mark(seq, Flag.FAILED)
         self._porter.withdraw()  # this failure replaces the answer that named it
         failure, kind = describe_failure(

@@ -30,6 +30,7 @@ from disco_server.ipc.framing import (
     send_with_fd,
 )
 from disco_server.rank.errors import sendable
+from disco_server.rank.signals import CallGuard, RankEnded
 
 if TYPE_CHECKING:
     import socket
@@ -76,7 +77,7 @@ class _Offer:
             yield
 
 
-class DaemonGone(Exception):
+class DaemonGone(RankEnded):
     """The daemon closed the socket: this process has no more commands to execute."""
 
 
@@ -86,9 +87,13 @@ class RankPort(ArrayPorter):
     Args:
         sock: To the daemon, or to the client whose child this rank is.
         page: Where such a client reads this rank's progress.
+
+    Attributes:
+        guard: Keeps what handlers of signals raise out of the reading and sending of frames.
     """
 
     def __init__(self, sock: socket.socket, page: ProgressPage | None = None) -> None:
+        self.guard = CallGuard()
         self._sock = sock
         self._page = page
         self._sent = 0
@@ -143,12 +148,29 @@ class RankPort(ArrayPorter):
 
     def wait(self, seconds: float) -> bool:
         """Waits for so long; whether there is an envelope, or the end, to read."""
-        return bool(self._frames) or bool(self._looker.poll(seconds * 1000))
+        return bool(self._frames) or self._readable(seconds * 1000)
+
+    def _readable(self, milliseconds: float | None) -> bool:
+        """Waits for so long, None without an end; whether there is something to read.
+
+        What another thread raises in this one comes here, where nothing is half read: a wait is
+        over only when there is something.
+        """
+        while True:
+            try:
+                return bool(self._looker.poll(milliseconds))
+            except BaseException as error:  # noqa: BLE001  (whatever code of the session raises)
+                self.guard.outside(error)
 
     def _read(self) -> None:
-        frames = self._receive()
-        if frames is None:
-            raise DaemonGone
+        with self.guard:
+            frames = self._receive()
+            if frames is None:
+                raise DaemonGone
+            self._sort(frames)
+
+    def _sort(self, frames: list[bytes]) -> None:
+        """Hands what came to who waits for it."""
         for raw in frames:
             if not raw:
                 self._frames.append(None)
@@ -186,13 +208,12 @@ class RankPort(ArrayPorter):
 
     def _receive(self) -> list[bytes] | None:
         """Waits for frames; where a request was just answered, it polls at first."""
-        if self._answered:
-            self._answered = False
-            look = self._looker.poll
-            for _ in range(_LOOKS):
-                if look(0):
-                    break
-                os.sched_yield()
+        looks, self._answered = _LOOKS if self._answered else 0, False
+        while looks and not self._readable(0):
+            looks -= 1
+            os.sched_yield()
+        if not looks:
+            self._readable(None)
         while True:
             try:
                 return receive(self._sock, self._reader)
@@ -202,8 +223,9 @@ class RankPort(ArrayPorter):
     def send(self, kind: EnvelopeKind, payload: bytes = b"", number: int = 0) -> None:
         """Sends one envelope to the daemon; replies and questions are numbered."""
         raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
-        self._sent += 1
-        send_all(self._sock, frame(raw))
+        with self.guard:
+            self._sent += 1
+            send_all(self._sock, frame(raw))
 
     def audit(self, what: str, name: str, refused: str) -> None:
         """Sends the daemon an entry of its audit log; a client's child has none."""
@@ -239,14 +261,15 @@ class RankPort(ArrayPorter):
 
     def _ask(self, kind: EnvelopeKind, request: bytes) -> bytes:
         """Waits for the daemon's answer, which keeps to the limit; what else comes is kept."""
-        self._key = None
-        self._questions += 1
-        self.send(kind, request, self._questions)
-        while self._key is None:
-            self._read()
-        if self._key.error:
-            raise ConnectionError(self._key.error)
-        return self._key.value
+        with self.guard:  # an answer that nobody awaits would be taken for the next one's
+            self._key = None
+            self._questions += 1
+            self.send(kind, request, self._questions)
+            while self._key is None:
+                self._read()
+            if self._key.error:
+                raise ConnectionError(self._key.error)
+            return self._key.value
 
     def _send_with(self, fd: int, kind: EnvelopeKind, told: controller_pb2.Transfer) -> None:
         """Sends the message about an array with its memory; without memory it has an error."""
@@ -256,11 +279,12 @@ class RankPort(ArrayPorter):
             payload = told.SerializeToString()
             return frame(envelope(kind, payload, session=self._session, worker=self._worker))
 
-        self._sent += 1
-        if told.error:
-            send_all(self._sock, framed(""))
-        else:
-            send_with_fd(self._sock, framed(""), fd, framed)
+        with self.guard:
+            self._sent += 1
+            if told.error:
+                send_all(self._sock, framed(""))
+            else:
+                send_with_fd(self._sock, framed(""), fd, framed)
 
     def show_progress(self, seq: int) -> None:
         """Writes to the shared page that everything up to this command is executed."""
@@ -416,11 +440,12 @@ class RankPort(ArrayPorter):
 
     def _give_back(self, ticket: int, array: IncomingArray) -> None:
         """Returns the memory of an upload when no process writes there any more."""
-        while not array.settled:
-            self._read()
-        del self._arrays[ticket]
-        # An upload that was broken off may still have a writer to its memory.
-        told = controller_pb2.Transfer(ticket=ticket, worker=self._worker, error=array.error)
-        self._send_with(array.fd, EnvelopeKind.ARRAY_BACK, told)
-        if array.fd >= 0:
-            os.close(array.fd)
+        with self.guard:
+            while not array.settled:
+                self._read()
+            del self._arrays[ticket]
+            # An upload that was broken off may still have a writer to its memory.
+            told = controller_pb2.Transfer(ticket=ticket, worker=self._worker, error=array.error)
+            self._send_with(array.fd, EnvelopeKind.ARRAY_BACK, told)
+            if array.fd >= 0:
+                os.close(array.fd)

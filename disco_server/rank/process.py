@@ -33,6 +33,7 @@ from disco_server.collectives.unique_ids import RendezvousIds
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.ipc.framing import PROGRESS_VARIABLE, ProgressPage
 from disco_server.modules.base import LoadRules
+from disco_server.modules.children import MAIN
 from disco_server.observe.lifetime import die_with_parent_in
 from disco_server.observe.processes import open_flight, rank_limit
 from disco_server.rank.errors import describe_end
@@ -236,7 +237,7 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
     assign = node_pb2.AssignRank.FromString(received.payload)
     _warn_of_shortage(assign)
     worker = _assigned(port, received.session, assign, flight)
-    worker.audit = port.audit
+    worker.audit, worker.guard = port.audit, port.guard
     set_current_worker(worker)
     executor = Executor(worker, port)
     port.send(EnvelopeKind.ASSIGNED)
@@ -292,11 +293,17 @@ def run(fd: int) -> NoReturn:
     flight = open_flight(os.environ)
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.modules["__main__"].__spec__ = MAIN
     sock = socket.socket(fileno=fd)
     sock.setblocking(True)  # whatever socket.setdefaulttimeout says: an entrypoint has run before
+    sock.set_inheritable(False)
+    with contextlib.suppress(KeyError, ValueError, OSError):  # there may be no MPI
+        os.set_inheritable(int(os.environ["PMI_FD"]), False)
     code = 0
     try:
-        _serve(RankPort(sock, _map_page(os.environ)), flight)
+        port = RankPort(sock, _map_page(os.environ))
+        port.guard.install()
+        _serve(port, flight)
     except DaemonGone:
         pass
     except MemoryError:

@@ -37,6 +37,7 @@ from disco_client.wire.reports import ACTION_NAMES, what_is_done
 from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
 from disco_server.modules.unfinished import finished
 from disco_server.rank.errors import ArgumentRefused
+from disco_server.rank.signals import CALL_ENDS
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -359,7 +360,7 @@ class StepFailed(Exception):
     """
 
     def __init__(
-        self, error: Exception, step: int, function: str, register: int, place: int = 0
+        self, error: BaseException, step: int, function: str, register: int, place: int = 0
     ) -> None:
         super().__init__(f"step {step}: {error!r}")
         self.place = place
@@ -539,7 +540,9 @@ class CompiledProgram:
                 self._function(args, results)
             else:
                 self._run_timed(self.times, args, results)
-        except Exception as error:
+        except CALL_ENDS:
+            raise
+        except BaseException as error:
             raise self._explain(error) from error
 
     def _run_timed(self, times: StepTimes, args: list[Any], results: list[Any]) -> None:
@@ -556,7 +559,7 @@ class CompiledProgram:
             msg = f"expected {wanted} {what} of program {self.definition.name!r}, got {given}"
             raise ArgumentRefused(msg)
 
-    def _explain(self, error: Exception) -> StepFailed:
+    def _explain(self, error: BaseException) -> StepFailed:
         """Finds out by the line in the traceback which step failed."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals is not self._text.constants:

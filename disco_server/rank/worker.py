@@ -32,6 +32,7 @@ from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.registers import RegisterFile, is_any_array
+from disco_server.rank.signals import CallGuard
 from disco_server.settings import DEBUG, GPU_LIBRARIES
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ class Worker:
         allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
         flight: Where it records what it executes.
+        guard: Whether it runs a call, or does work of its own.
         position: The number of the command that runs; the executor sets it.
         audit: Called with what it loaded or refused: its kind, its name, and why it was
             refused, if it was; by default does nothing.
@@ -256,6 +258,7 @@ class Worker:
         self.allow_save = allow_save
         self.loading = loading or LoadRules()
         self.flight = flight or FlightRecorder()
+        self.guard = CallGuard()
         self._open = open_communicator
         self._ordinary_ccl = ordinary_ccl
         self._ccl = self._serving(ccl)
@@ -319,10 +322,15 @@ class Worker:
         return self._comm or self._open_communicator()
 
     def _open_communicator(self) -> Communicator:
+        with self.guard:
+            return self._open_guarded()
+
+    def _open_guarded(self) -> Communicator:
         # Where arrays are on GPUs, the ranks still agree on the host.
         host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
         self._comm = comm = self._open_recorded(host)
         comm.record(self.flight)
+        comm.protect(self.guard)
         try:
             if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
                 self._start_first(comm)

@@ -300,7 +300,7 @@ def over_nodes(case: Case) -> Iterator[str]:
         port = server.getsockname()[1]
     per_node = case.workers // case.kind.nodes
     command = [sys.executable, "-m", "disco_server.cli.worker", "--allow-module", FUNCTIONS]
-    command += ["--allow-read", "*", "--allow-save", "*", "--http", "off"]
+    command += ["--allow-read", "*", "--allow-save", "*", "--allow-load", "*", "--http", "off"]
     command += ["--controller", f"localhost:{port}", "--slots", str(per_node)]
     path = os.pathsep.join((str(WORKER_MODULES), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(
@@ -452,6 +452,12 @@ def own_words() -> Callable[[str], str]:
         return "".join(line for line in lines if not _OF_ONECCL.search(line))
 
     return leave_out
+
+
+@pytest.fixture
+def workers_of_their_own(kind):
+    """Only for kinds whose workers are processes: they can be killed, and handle signals."""
+    assert kind.processes
 
 
 @pytest.fixture

@@ -229,12 +229,6 @@ def test_a_reference_of_another_session_is_refused(session, open_session):
 # In a worker itself ---------------------------------------------------------------------
 
 
-@pytest.fixture
-def workers_of_their_own(kind):
-    """Only for kinds whose workers can be killed and stopped without this program."""
-    assert kind.processes
-
-
 def test_a_worker_that_dies_ends_its_session_with_a_name(
     workers_of_their_own, open_session, tools_of
 ):
@@ -251,34 +245,6 @@ def test_a_worker_that_dies_ends_its_session_with_a_name(
         with pytest.raises(di.WorkerLost):
             use()
     session.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("raised", "status", "said"),
-    [
-        ("Halt", 1, "raised disco_conformance_functions.Halt: enough in "),
-        ("KeyboardInterrupt", 1, "raised KeyboardInterrupt: enough in "),
-        ("GeneratorExit", 1, "raised GeneratorExit: enough in "),
-        (3, 3, "exited with status 3: SystemExit: 3 was raised in "),
-        ("no way", 1, "exited with status 1: SystemExit: no way was raised in "),
-    ],
-)
-def test_what_ends_a_worker_is_named_with_the_function_that_raised_it(
-    open_session, tools_of, raised, status, said
-):
-    """Not only Exceptions can be raised; the end says which, and in which command."""
-    session = open_session(2)
-    tools = tools_of(session)
-    for number in range(40):
-        tools.call("echo", number)
-    session.sync_all()
-    tools.call("raise_on", 1, raised)
-    seq = session.statistics()["issued"]
-    with pytest.raises(di.WorkerLost) as lost:
-        session.sync_worker(1)
-    error = lost.value
-    assert (error.worker, error.exit_status) == (1, status)
-    assert f" {said}conformance.raise_on (command #{seq}); session" in str(error)
 
 
 def test_a_worker_that_was_stopped_goes_on_later(workers_of_their_own, session, tools):

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import disco_array_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
+import disco_raising_functions  # noqa: F401  (registers functions)
 import numpy as np
 
 import disco_server
@@ -311,18 +312,6 @@ def kill_on(worker_id, number):
     if _me() == worker_id:
         os.kill(os.getpid(), number)
         time.sleep(60)
-
-
-class Halt(BaseException):
-    """What a function may raise that nobody is meant to catch."""
-
-
-@disco_server.register_func("conformance.raise_on")
-def raise_on(worker_id, kind):
-    """Raises on one worker what is no Exception; a number is an exit code."""
-    kinds = {each.__name__: each for each in (Halt, KeyboardInterrupt, GeneratorExit)}
-    if _me() == worker_id:
-        raise kinds[kind]("enough") if kind in kinds else SystemExit(kind)
 
 
 @disco_server.register_func("conformance.on")

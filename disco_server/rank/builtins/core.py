@@ -26,6 +26,7 @@ from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import import_allowed, register_func, writes_into
 from disco_server.rank.registers import Poison, is_any_array
+from disco_server.rank.signals import CALL_ENDS
 from disco_server.rank.worker import Worker, current_worker
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ def noting_failure(worker: Worker, how: str, name: str) -> Generator[None]:
     failed.pop(key, None)
     try:
         yield
-    except Exception as error:
+    except CALL_ENDS:
+        raise
+    except BaseException as error:
         refused = isinstance(error, (ModuleNotAllowed, LoadNotAllowed))
         went = "was refused" if refused else "failed"
         failed[key] = f"{how}({name!r}) {went} on this worker: {error}"[:_IMPORT_TEXT]
