@@ -54,7 +54,7 @@ class GrpcEndpoint:
     """An ``ArrayService``; a :class:`~disco_client.transport.base.ArrayEndpoint`.
 
     gRPC starts threads for a call. If it cannot, that call and all later ones stay in the
-    channel and are never served: the endpoint is spoiled.
+    channel and are never served: the endpoint is spoiled, and another one takes its place.
 
     Args:
         channel: Leads to it, and is closed with the endpoint.
@@ -225,6 +225,8 @@ class ArrayClient:
                     self._give_up(address, endpoint)
                     continue
                 _logger.debug("a transfer was cut, and begins anew: %s", error)
+                # Another channel resolves the controller's name at once.
+                endpoint.spoiled = endpoint.spoiled or error.unreached
                 if not (error.unreached and self._connected()):
                     began = None  # the controller is away, or answers
                 elif began is None:

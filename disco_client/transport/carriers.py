@@ -569,26 +569,53 @@ def frames_address(address: str, permit: controller_pb2.Permit) -> Address:
 
 
 class _UnreachedAddresses:
-    """Addresses whose port for frames did not answer, so that nobody waits for it again soon."""
+    """Addresses whose port for frames did not answer, so that nobody waits for it again soon.
+
+    A name that leads elsewhere since then is another address.
+    """
 
     def __init__(self) -> None:
         self._lock = ForkLock()
-        self._found: dict[str, float] = {}
+        self._found: dict[str, tuple[float, frozenset[object]]] = {}
 
     def add(self, address: str, why: OSError) -> None:
-        """Says why frames do not reach a controller, and notes it if that took its time."""
+        """Says why frames do not reach a controller, and notes it if that took its time.
+
+        May wait for a name to be resolved.
+        """
         reason = str(why) or "it did not answer in time"
         _logger.info("gRPC serves: the port for frames of %s was not reached: %s", address, reason)
         if isinstance(why, TimeoutError):
+            where = _resolved(address)
             with self._lock.held():
                 if len(self._found) >= _MANY_ADDRESSES:
                     self._found.clear()
-                self._found[address] = monotonic()
+                self._found[address] = monotonic(), where
+
+    def _noted(self, address: str) -> frozenset[object] | None:
+        """Where an address led when it was noted; None where it is not, or not any more."""
+        with self._lock.held():
+            at, where = self._found.get(address, (-_AGAIN_S, frozenset[object]()))
+        return where if monotonic() - at < _AGAIN_S else None
+
+    def knows(self, address: str) -> bool:
+        """Whether :meth:`may_try` may wait for a name to be resolved."""
+        return self._noted(address) is not None
 
     def may_try(self, address: str) -> bool:
         """Whether frames may lead somewhere."""
-        with self._lock.held():
-            return monotonic() - self._found.get(address, -_AGAIN_S) >= _AGAIN_S
+        noted = self._noted(address)
+        return noted is None or noted != _resolved(address)
+
+
+def _resolved(address: str) -> frozenset[object]:
+    """Where an address leads now; nowhere if its name cannot be resolved."""
+    where = Address.parse(address)
+    try:
+        found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    except OSError:
+        return frozenset()
+    return frozenset(each[4] for each in found)
 
 
 unreached = _UnreachedAddresses()

@@ -71,6 +71,10 @@ _CONNECT_TIMEOUT_MS = 5_000
 small part of the time that a session waits for its client, or a daemon's workers for a
 controller."""
 
+_RESOLVE_EVERY_MS = 1_000
+"""A controller that is started again may have another address, to which its name leads only after
+its peers have looked for it; gRPC's default is 30 s, longer than any lease of a node."""
+
 _MAX_MESSAGE_BYTES = 64 << 20
 
 _BOTH: list[tuple[str, Any]] = [
@@ -92,6 +96,7 @@ CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", _CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.dns_min_time_between_resolutions_ms", _RESOLVE_EVERY_MS),
     # Each session and each daemon has a connection of its own.
     ("grpc.use_local_subchannel_pool", 1),
     # A proxy in the environment is meant for the web, not for a cluster.
@@ -275,6 +280,19 @@ class ReloadingChannel:
     def stream_stream(self, path: str, **codecs: Any) -> LineCall:
         """As of a channel."""
         return LineCall(self, "stream_stream", path, codecs)
+
+    def renew(self) -> None:
+        """Makes the channel anew, which aborts the calls of the former one.
+
+        A channel whose name could not be resolved waits for up to two minutes, which no option
+        changes; a new one resolves it at once.
+        """
+        with self._lock, contextlib.suppress(ConfigError):  # a file is being replaced
+            if not self._closed:
+                made = self._make(self.address, self.credentials)
+                former, self._channels = self._channels, [made]
+                for channel in former:
+                    channel.close()
 
     def close(self) -> None:
         """Closes the channel, which aborts its calls; idempotent."""

@@ -763,6 +763,7 @@ class SessionStream:
             told = isinstance(ended, errors.AccessDenied | ThreadRefused)
             refused = str(ended) if told else None
             self._leaving.wait(backoff.pause())
+            self._line.renew()
         return errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
     def _reattach(self) -> errors.SessionError | errors.ConnectionFailed | None:

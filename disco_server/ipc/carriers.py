@@ -490,7 +490,7 @@ async def dial_frames(
         made.drop()
         if not isinstance(error, OSError):  # a timeout is one
             raise
-        unreached.add(address, error)
+        await asyncio.to_thread(unreached.add, address, error)
         raise Unreached from error
     return made
 
@@ -533,7 +533,8 @@ async def open_carrier(line: ReloadingChannel, method: str, first: bytes) -> Car
     Raises:
         grpc.aio.AioRpcError: The controller does not answer, or refuses it.
     """
-    if unreached.may_try(line.address):
+    where = line.address
+    if not unreached.knows(where) or await asyncio.to_thread(unreached.may_try, where):
         admit = line.unary_unary(
             f"{method.rpartition('/')[0]}/Admit",
             request_serializer=controller_pb2.PermitRequest.SerializeToString,
@@ -542,7 +543,7 @@ async def open_carrier(line: ReloadingChannel, method: str, first: bytes) -> Car
         try:
             # gRPC itself would count the time on the wall clock, which programs move.
             permit = await asyncio.wait_for(admit(permit_request(first)), ANSWER_S)
-            return await dial_frames(line.address, permit, line.credentials)
+            return await dial_frames(where, permit, line.credentials)
         except (Unreached, TimeoutError):  # it is slower than frames are worth
             pass
         except grpc.aio.AioRpcError as error:

@@ -9,11 +9,11 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Host", "Network", "NoNamespaces", "cut", "ip", "network"]
+__all__ = ["Host", "Names", "Network", "NoNamespaces", "cut", "in_own_mounts", "ip", "network"]
 
 _ROOT = Path(__file__).parents[3]
 _NEEDED = ("ip", "nsenter", "unshare")
@@ -35,6 +35,55 @@ exec "$@"
 
 class NoNamespaces(Exception):
     """This machine does not permit them, or lacks what makes them."""
+
+
+def in_own_mounts(command: str) -> list[str]:
+    """What stands before a command to run it, as the same process, with mounts of its own.
+
+    Args:
+        command: Of a shell; makes the mounts.
+
+    Raises:
+        NoNamespaces: They cannot be made.
+    """
+    if lacking := [each for each in ("unshare", "nsenter") if shutil.which(each) is None]:
+        raise NoNamespaces(f"no mounts of its own without {', '.join(lacking)}")
+    alone = ["unshare", "--mount", "sh", "-c"]
+    tried = subprocess.run([*alone, command], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise NoNamespaces(f"this machine lets us mount nothing: {tried.stderr.strip()}")
+    return [*alone, f'{command} && exec "$@"', "sh"]
+
+
+class Names:
+    """Names that processes know which are started behind a prefix, beside no others.
+
+    Args:
+        file: Where they are kept.
+        leading_to: The address of each.
+
+    Attributes:
+        prefix: What stands before a command.
+
+    Raises:
+        NoNamespaces: This machine does not permit it.
+    """
+
+    def __init__(self, file: Path, leading_to: Mapping[str, str]) -> None:
+        self._file, self._names = file, list(leading_to)
+        file.write_bytes(b"".join(map(_line_of, leading_to, leading_to.values())))
+        alone = "mount --bind /dev/null /etc/resolv.conf"
+        self.prefix = in_own_mounts(f"mount --bind {file} /etc/hosts && {alone}")
+
+    def move(self, name: str, address: str) -> None:
+        """Lets a name lead elsewhere; in place, as processes read the file at any time."""
+        line = _line_of(name, address)
+        with self._file.open("r+b") as file:
+            os.pwrite(file.fileno(), line, self._names.index(name) * len(line))
+
+
+def _line_of(name: str, address: str) -> bytes:
+    return f"{address:<16}{name:<20}\n".encode()
 
 
 def ip(*arguments: str, check: bool = True) -> str:

@@ -88,6 +88,7 @@ class Proxy:
         frames: The port for frames of the controller there; it leads there from the same
             port, because a controller tells its peers which that is.
         host: On which address of this machine it listens, unless the port for frames decides.
+        port: At which port it listens; 0 for any.
 
     Attributes:
         there: The direction to that address.
@@ -95,9 +96,12 @@ class Proxy:
         address: Where it listens.
     """
 
-    def __init__(self, address: str, frames: int = 0, host: str = "127.0.0.1") -> None:
-        self._to, _, port = address.rpartition(":")
-        self._port, self._frames, self._host = int(port), frames, host
+    def __init__(
+        self, address: str, frames: int = 0, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._to, _, leads_to = address.rpartition(":")
+        self._port, self._frames, self._host = int(leads_to), frames, host
+        self._own_port = port
         self.there, self.back = _Way(), _Way()
         self.address = ""
         self._loop = asyncio.new_event_loop()
@@ -158,7 +162,7 @@ class Proxy:
         if self._frames:
             host, server = await self._listen_for_frames()
             self._servers.append(server)
-        server = await asyncio.start_server(self._leading_to(self._port), host, 0)
+        server = await asyncio.start_server(self._leading_to(self._port), host, self._own_port)
         self._servers.append(server)
         self.address = f"{host}:{server.sockets[0].getsockname()[1]}"
 
