@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 from disco_client.forks import disown_in_children
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
+from disco_client.threads import ThreadRefused, start_thread
 
 __all__ = [
     "BackgroundWriter",
@@ -157,8 +158,8 @@ class BackgroundWriter:
     def _start(self) -> None:
         if self._running.acquire(blocking=False):
             try:
-                threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-            except RuntimeError:  # no thread can be started, as at the end of the interpreter
+                start_thread(threading.Thread(target=self._serve, name=self._name, daemon=True))
+            except ThreadRefused:  # no thread can be started, as at the end of the interpreter
                 self._run(0.0)
 
     def _serve(self) -> None:

@@ -84,7 +84,7 @@ for limit in map(int, limits.split(",")):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("kind", "most"), [("connect", 20), ("process", 8), ("threaded", 8)])
 def test_however_few_threads_there_are_it_works_or_says_so(kind, most, shared_node):
-    """Row 39: a typed error in time that names the limit, nothing left, and a quick exit."""
+    """Row 40: a typed error in time that names the limit, nothing left, and a quick exit."""
     limits = [*range(1, most + 1), 80]
     given = ",".join(map(str, limits))
     command = [sys.executable, "-c", PROGRAM, kind, shared_node.address, given]
@@ -105,7 +105,7 @@ def test_however_few_threads_there_are_it_works_or_says_so(kind, most, shared_no
 
 
 def test_a_session_comes_back_when_there_are_threads_again(shared_node):
-    """Row 39: a connection that breaks meanwhile is tried again, as where nobody answers."""
+    """Row 40: a connection that breaks meanwhile is tried again, as where nobody answers."""
     with connect(shared_node.address, num_workers=1, logs=False) as session:
         session.sync_all()
         with refusing(lambda _name: True) as refused:
@@ -117,7 +117,7 @@ def test_a_session_comes_back_when_there_are_threads_again(shared_node):
 
 
 def test_workers_that_no_thread_can_replace_are_lost(shared_node):
-    """Row 39: a session that would recover says why it cannot, and waits for nothing."""
+    """Row 40: a session that would recover says why it cannot, and waits for nothing."""
     session = connect(shared_node.address, num_workers=1, logs=False, recover="replay")
     with session, refusing(lambda name: name == "disco-recovery"):
         os.kill(session.workers[0].pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ def test_workers_that_no_thread_can_replace_are_lost(shared_node):
 
 
 def test_a_channel_serves_on_after_a_call_without_a_thread(shared_node):
-    """Row 39: gRPC would never serve a channel again whose thread did not begin, nor close it."""
+    """Row 40: gRPC would never serve a channel again whose thread did not begin, nor close it."""
     line = ReloadingChannel(shared_node.address)
     listing = line.unary_unary("/disco.v1.SessionService/List")
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_a_channel_serves_on_after_a_call_without_a_thread(shared_node):
 
 
 def test_a_copy_that_lacks_a_thread_fails_alone(shared_node):
-    """Row 39: the next one works, over the controller too, where gRPC needs threads for it."""
+    """Row 40: the next one works, over the controller too, where gRPC needs threads for it."""
     with connect(shared_node.address, num_workers=1, logs=False) as session:
         session._core.transport._arrays._addresses.clear()
         array = np.arange(1 << 18)

@@ -108,7 +108,7 @@ def program():
 def test_a_controller_is_found_where_its_name_leads_now(
     daemons, program, known, tmp_path, eventually, frames, encrypted, order
 ):
-    """Row 39: after both sides have looked in vain where it was, and one before the other."""
+    """Row 41: after both sides have looked in vain where it was, and one before the other."""
     pki = Pki.make(tmp_path / "pki", (CLIENTS, NODES)) if encrypted else None
     flags = {who: pki.flags(who) if pki else ["--insecure"] for who in ("controller", "worker")}
     names = known(FORMER)
@@ -155,7 +155,7 @@ line.close()
 
 
 def test_a_renewed_channel_finds_a_name_that_was_missing(daemons, program, known, tmp_path):
-    """Row 39: at once, whereas gRPC waits longer each time before it looks for it again."""
+    """Row 41: at once, whereas gRPC waits longer each time before it looks for it again."""
     names = known(FORMER)
     names.move(CLIENTS, "#")
     port = daemons.controller().address.rpartition(":")[2]
@@ -181,7 +181,7 @@ def taking_nothing(address, port):
 def test_frames_reach_a_controller_again_where_its_name_leads_now(
     daemons, program, known, tmp_path
 ):
-    """Row 39: that the port for frames did not answer counts for the former address alone."""
+    """Row 41: that the port for frames did not answer counts for the former address alone."""
     names = known(NEXT)
     controller = daemons.controller(*LEASES)
     port = controller.address.rpartition(":")[2]

@@ -80,6 +80,7 @@ MAKERS = {
     "length": length,
     "length, large": lambda: length(20_000),
     "length without axes": lambda: length(1).reshape(()),
+    "length of times": lambda: length(1).astype("m8[m]"),
     "in a list": lambda: [1, [np.zeros(2), masked()]],
     "in a dict": lambda: {"a": {"b": length()}},
     "matrix": matrix,
