@@ -115,8 +115,7 @@ class _ScriptedController:
         await self._next(EnvelopeKind.REPLY)
         await self._next(EnvelopeKind.REPLY)
         await self._count_unasked()
-        self._say(EnvelopeKind.INSPECT, node_pb2.InspectNode(request=1, all=True))
-        await self._next(EnvelopeKind.INSPECTED)
+        await self._look()
         received = controller_pb2.Received(replies=[9, 9, 0, 0])
         self._say(EnvelopeKind.RESUME, received, session=_SESSION)
         await self._next(EnvelopeKind.HAVE)
@@ -153,6 +152,15 @@ class _ScriptedController:
         answers = 0  # until all ranks are done, and what they are seen to do is the same each time
         while answers < _SHARE:
             answers += (await self._heard_reply()).seq == self._seq
+
+    async def _look(self) -> None:
+        """Looks at the ranks, until they are past the command that they have answered."""
+        done = False
+        while not done:
+            self._say(EnvelopeKind.INSPECT, node_pb2.InspectNode(request=1, all=True))
+            await self._next(EnvelopeKind.INSPECTED)
+            (session,) = self.kept["INSPECTED"]["payload"]["sessions"]
+            done = not any("current" in rank for rank in session["ranks"])
 
     async def _heard_reply(self) -> commands_pb2.Reply:
         while True:
