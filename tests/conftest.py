@@ -275,7 +275,16 @@ class Daemon:
 
     @property
     def stderr(self) -> str:
-        return self._err.read_text()
+        """Its log, and what it writes within the moment that follows: it logs in the background."""
+        text = self._err.read_text()
+        for _ in range(10):
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+            before, text = text, self._err.read_text()
+            if text == before:
+                break
+        return text
 
     @property
     def frames(self) -> int:

@@ -160,12 +160,15 @@ _streams: dict[str, ThreadStream] = {}
 
 
 def redirect() -> None:
-    """Makes the standard streams depend on the thread; once for each session."""
+    """Makes the standard streams depend on the thread; once for each session.
+
+    Those that the program has replaced since an earlier session began do so from now on, too.
+    """
     global _sessions  # noqa: PLW0603  (the standard streams are the process's too)
     with _lock.held():
         _sessions += 1
-        if _sessions == 1:
-            for name, is_error in (("stdout", False), ("stderr", True)):
+        for name, is_error in (("stdout", False), ("stderr", True)):
+            if getattr(sys, name) is not _streams.get(name):
                 _streams[name] = ThreadStream(getattr(sys, name), is_error)
                 setattr(sys, name, _streams[name])
 

@@ -69,19 +69,19 @@ def epolls():
 @pytest.mark.timeout(180)  # several sessions begin, on a machine that has much else to do
 def test_a_thread_that_the_system_refuses_is_a_typed_error(program, traces, eventually):
     """Each in turn, at the start and later; nothing is left of what could not begin."""
-    open_one = eval(f"lambda: {program(1)}", {"di": di})
+    open_one, others = eval(f"lambda: {program(1)}", {"di": di}), threads()
     with refusing(lambda _name: False) as seen:
         with open_one() as session:
             first = [name for name in seen if name.startswith(OURS)]
             use(session, traces)
         later = [name for name in seen if name.startswith(OURS) and name not in first]
     assert {"disco-callbacks", "disco-liveness", "disco-results", "disco-trace"} <= set(later)
-    eventually(lambda: not threads())
+    eventually(lambda: threads() <= others)
     before, refused = (children(), epolls()), []
     for name in first:
         with refusing(lambda asked, name=name: asked == name):
             refused += refusals(lambda: open_one().shutdown(), name)
-        eventually(lambda: not threads(), what=f"the end of all threads after {name}")
+        eventually(lambda: threads() <= others, what=f"the end of all threads after {name}")
         eventually(lambda: (children(), epolls()) == before, what=f"nothing is left of {name}")
     with open_one() as session:
         for name in later:

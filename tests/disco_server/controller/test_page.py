@@ -419,7 +419,7 @@ def test_only_those_stop_and_see_who_may(guarded, shared_daemons, tmp_path):
     assert any("session closed" in line and "client alice" in line for line in audit)
 
 
-def test_a_node_is_drained_and_taken_back_by_its_name(cluster_of_one):
+def test_a_node_is_drained_and_taken_back_by_its_name(cluster_of_one, eventually):
     """It takes no new sessions meanwhile; the audit log has both."""
     where = door_of(cluster_of_one)
 
@@ -435,5 +435,9 @@ def test_a_node_is_drained_and_taken_back_by_its_name(cluster_of_one):
     assert (node["state"], node["drained"]) == ("draining", "on request")
     assert post(where, "/drain", {"node": "one", "confirm": "one"}, **JSON)[0] == 403
     assert state(undo="yes") == "ready"
-    audit = [line for line in cluster_of_one.stderr.splitlines() if "by=dashboard" in line]
-    assert ["node drained" in audit[0], "node taken back" in audit[1]] == [True, True]
+
+    def audit():
+        return [line for line in cluster_of_one.stderr.splitlines() if "by=dashboard" in line]
+
+    eventually(lambda: len(audit()) == 2, what="the audit log")
+    assert ["node drained" in audit()[0], "node taken back" in audit()[1]] == [True, True]
