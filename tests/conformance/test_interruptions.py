@@ -144,27 +144,32 @@ def test_handlers_that_raise_all_the_time_lose_no_frame(workers_of_their_own, se
     """Wherever they hit: what fails is calls, and everything else arrives once and in order."""
     tools.results("raising.handle")
     array, held = np.arange(50_000.0), tools.call("numpy.zeros", 50_000)
+    assert works(session, tools)  # else an alarm may hit the look-up of what the session keeps
     tools.call("raising.alarm", 0.011, 0.011)
     rounds = good = 0
     failures = []
     begin = time.monotonic()
-    while time.monotonic() < begin + (1 if good else 30):
-        rounds += 1
-        refs = [tools.call("echo", number) for number in range(50)]
-        try:
-            held.debug_copy_from(1, array)
-            assert np.array_equal(held.numpy(1), array)
-            assert [ref.debug_get_from_remote(1) for ref in refs[::10]] == [0, 10, 20, 30, 40]
-            if not rounds % 4:
-                assert np.array_equal(session.broadcast(array).numpy(1), array)
-            good += 1
-        except di.RemoteException as error:
-            failures.append(str(error))
-    for _ in range(5):  # an alarm may hit this call, too
-        tools.call("raising.alarm", 0, 0)
-        with contextlib.suppress(di.RemoteException):
-            session.sync_all()
-    assert all("it is late" in failure for failure in failures)
+    try:
+        while time.monotonic() < begin + (1 if good else 30):
+            rounds += 1
+            refs = [tools.call("echo", number) for number in range(50)]
+            try:
+                held.debug_copy_from(1, array)
+                assert np.array_equal(held.numpy(1), array)
+                assert [ref.debug_get_from_remote(1) for ref in refs[::10]] == [0, 10, 20, 30, 40]
+                if not rounds % 4:
+                    assert np.array_equal(session.broadcast(array).numpy(1), array)
+                good += 1
+            except di.RemoteError as error:
+                failures.append(str(error))
+    finally:
+        for _ in range(5):  # an alarm may hit this call, too
+            tools.call("raising.alarm", 0, 0)
+            with contextlib.suppress(di.RemoteError):
+                session.sync_all()
+    # The other worker of a broadcast may learn of it first.
+    late = ("it is late", "failed before entering it")
+    assert all(any(text in failure for text in late) for failure in failures)
     assert good, failures
     assert min(tools.results("raising.handled")) > 10
     assert works(session, tools)
