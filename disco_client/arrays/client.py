@@ -54,7 +54,7 @@ class GrpcEndpoint:
     """An ``ArrayService``; a :class:`~disco_client.transport.base.ArrayEndpoint`.
 
     gRPC starts threads for a call. If it cannot, that call and all later ones stay in the
-    channel and are never served: the endpoint is spoiled, and another one takes its place.
+    channel and are never served: the endpoint is spoiled.
 
     Args:
         channel: Leads to it, and is closed with the endpoint.
@@ -182,6 +182,7 @@ class ArrayClient:
         connected: Callable[[], bool] = lambda: False,
     ) -> None:
         self._connected = connected
+        self._line = relay
         self._relay = GrpcEndpoint(relay)
         self._credentials = credentials
         self._session = session
@@ -225,8 +226,8 @@ class ArrayClient:
                     self._give_up(address, endpoint)
                     continue
                 _logger.debug("a transfer was cut, and begins anew: %s", error)
-                # Another channel resolves the controller's name at once.
-                endpoint.spoiled = endpoint.spoiled or error.unreached
+                if error.unreached:
+                    self._line.renew()  # another channel resolves the controller's name at once
                 if not (error.unreached and self._connected()):
                     began = None  # the controller is away, or answers
                 elif began is None:
