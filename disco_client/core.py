@@ -1343,9 +1343,9 @@ def _start(
     )
     log.on_expect = inbox.expect
 
-    def describe() -> tuple[str, bool]:
+    def describe() -> tuple[str, str, bool]:
         found = look_at(transport, log)
-        return str(found), found.goes_on
+        return str(found), found.verdict, found.goes_on
 
     log.long_waits = inbox.long_waits = LongWaits(after, describe)
 

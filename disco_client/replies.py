@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 import weakref
@@ -142,29 +143,31 @@ class Wait(NamedTuple):
 
     Attributes:
         began: When it began.
-        quiet: Until when nothing is reported; infinite if everything has been reported.
-        told: Whether something was reported.
+        quiet: Until when nothing is reported.
+        told: The verdict that was reported last, without its numbers; None if there was none.
     """
 
     began: float
     quiet: float
-    told: bool = False
+    told: str | None = None
 
 
 class LongWaits:
     """Reports what a session waits for, on standard error.
 
-    For a session that makes progress it reports that once, and checks it from time to time.
+    A wait that was reported is looked at from time to time, and reported again if it is for
+    something else. For a session that makes progress that is reported once.
 
     Args:
-        after: Seconds that a wait may take before it is reported.
-        describe: Finds out what the session does, and whether it makes progress.
+        after: Seconds that a wait may take before it is reported; also between two looks.
+        describe: Finds out what the session does: as a text, the verdict in it, and
+            whether it makes progress.
     """
 
     def __init__(
         self,
         after: float = math.inf,
-        describe: Callable[[], tuple[str, bool]] = lambda: ("", False),
+        describe: Callable[[], tuple[str, str, bool]] = lambda: ("", "", False),
     ) -> None:
         self._after = after
         self._describe = describe
@@ -184,15 +187,22 @@ class LongWaits:
         if now < wait.quiet:
             return wait
         try:
-            text, goes_on = self._describe()
+            text, verdict, goes_on = self._describe()
         except Exception as error:  # noqa: BLE001  (the wait must continue after any error)
-            text, goes_on = f"what the ranks do cannot be found out: {error}", False
-        if not (goes_on and wait.told):
+            text = verdict = f"what the ranks do cannot be found out: {error}"
+            goes_on = False
+        # Durations and commands' numbers change while the wait is for the same.
+        verdict = _NUMBER.sub("", verdict)
+        if wait.told is None or not (goes_on or verdict == wait.told):
             waited = (
                 f"disco: this call has waited for {now - wait.began:.0f} s, and goes on waiting"
             )
             say(f"{waited}\n{text}")
-        return Wait(wait.began, now + self._after if goes_on else math.inf, told=True)
+            wait = wait._replace(told=verdict)
+        return wait._replace(quiet=now + self._after)
+
+
+_NUMBER = re.compile(r"[\d.]+( ms| s| min)?")
 
 
 _REMEMBERED = 1024

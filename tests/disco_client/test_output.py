@@ -91,7 +91,7 @@ def test_what_is_reported_and_drawn_never_fails(monkeypatch, stream):
         broken = object()
     monkeypatch.setattr(sys, "stderr", None if stream is None else broken)
     say("something")
-    waits = LongWaits(0.0, lambda: ("all is well", False))
+    waits = LongWaits(0.0, lambda: ("all is well", "well", False))
     assert waits.look(waits.look(None)).told
     works = WorkTable()
     for shown in (True, None):

@@ -44,9 +44,24 @@ def waited(wait, seconds):
     return wait._replace(began=wait.began - seconds, quiet=wait.quiet - seconds)
 
 
+def reports_of(capfd, found):
+    """What is printed at each look of a wait."""
+    left = [(verdict, verdict, goes_on) for verdict, goes_on in found]
+    waits = LongWaits(1.5, lambda: left.pop(0))
+    wait, printed = waits.look(None), []
+    for _ in found:
+        wait = waits.look(waited(wait, 2))
+        printed.append(capfd.readouterr().err)
+    return printed
+
+
+def standing(verdict):
+    return lambda: (verdict, verdict, False)
+
+
 def test_a_wait_is_reported_when_it_is_long_and_once(capfd):
     """Other waits are told apart; the report is what the description says."""
-    waits = LongWaits(1.5, lambda: ("rank 2 sleeps", False))
+    waits = LongWaits(1.5, standing("rank 2 sleeps"))
     fresh = waits.look(None)
     assert capfd.readouterr().err == ""
     long = waits.look(waited(fresh, 1))
@@ -61,14 +76,23 @@ def test_a_wait_is_reported_when_it_is_long_and_once(capfd):
 
 def test_a_wait_for_what_goes_on_is_reported_again_when_it_stands(capfd):
     """That it goes on is said once; what then stands once too."""
-    said = [("slow", True), ("slow", True), ("rank 2 sleeps", False)]
-    waits = LongWaits(1.5, lambda: said.pop(0))
-    wait, printed = waits.look(None), []
-    for _ in range(6):
-        wait = waits.look(waited(wait, 2))
-        printed.append(capfd.readouterr().err)
-    assert ["slow" in text for text in printed] == [True] + 5 * [False]
-    assert ["sleeps" in text for text in printed] == [False, False, True, False, False, False]
+    stands = [(f"rank 2 sleeps for {seconds} s", False) for seconds in (0.5, 3, 70)]
+    printed = reports_of(capfd, [("slow", True), ("slow", True), *stands])
+    assert ["slow" in text for text in printed] == [True] + 4 * [False]
+    assert ["sleeps for 0.5 s" in text for text in printed] == [False, False, True, False, False]
+    assert printed[3:] == ["", ""]
+
+
+def test_a_wait_that_stands_for_another_reason_is_reported_again(capfd):
+    """What was first seen may not be the reason: a rank was on its way, or a node silent."""
+    verdicts = ["rank 1 sleeps", "rank 1 sleeps", "node 'a' is silent", "rank 1 sleeps"]
+    printed = reports_of(capfd, [(verdict, False) for verdict in verdicts])
+    assert [text.rpartition("\n")[0].rpartition("\n")[2] for text in printed] == [
+        "rank 1 sleeps",
+        "",
+        "node 'a' is silent",
+        "rank 1 sleeps",
+    ]
 
 
 def test_a_description_that_fails_does_not_end_the_wait(capfd):
@@ -77,7 +101,7 @@ def test_a_description_that_fails_does_not_end_the_wait(capfd):
     def fail():
         raise SessionError("nobody answers")
 
-    assert LongWaits(0.5, fail).look(None).quiet == math.inf
+    assert LongWaits(0.5, fail).look(None).told
     assert "cannot be found out: nobody answers" in capfd.readouterr().err
 
 
@@ -85,7 +109,7 @@ def test_a_call_that_waits_for_room_is_reported_too(monkeypatch, capfd, eventual
     """Acknowledgements come in meanwhile, and the call goes on when there is room."""
     monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
     log = CommandLog(1, 1)
-    log.long_waits = LongWaits(0.5, lambda: (f"acked {log.statistics()['acked']}", False))
+    log.long_waits = LongWaits(0.5, lambda: (f"acked {log.statistics()['acked']}", "", False))
     log.issue_call(1, [])
     thread = threading.Thread(target=log.issue_call, args=(1, []))
     thread.start()
