@@ -13,7 +13,7 @@ import numpy as np
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import as_index, normal_axes, normal_axis, numpy_dtype
-from disco_client.errors import ConfigError, DtypeError
+from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.host_arrays import as_host_array
 
 __all__ = ["FUNCTIONS", "unsaid"]
@@ -232,9 +232,12 @@ def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
     one, other = np.ndim(a), np.ndim(b)
     count = as_index(axes)
     if count is not None:
+        if count > min(one, other):
+            raise OutOfBounds(f"tensordot: {one} and {other} axes cannot be paired in {count}")
         pairs = [(one - count + number, number) for number in range(count)]
     else:
         ours, theirs = map(several, axes)
+        ours, theirs = normal_axes(ours, one), normal_axes(theirs, other)
         if len(ours) != len(theirs):
             raise ConfigError(
                 f"tensordot: expected as many axes of one as of the other, got {axes}"
@@ -244,7 +247,7 @@ def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
     first = [next(names) for _ in range(one)]
     second = [next(names) for _ in range(other)]
     for here, there in pairs:
-        second[normal_axis(there, other)] = first[normal_axis(here, one)]
+        second[there] = first[here]
     rest = [letter for letter in (*first, *second) if (*first, *second).count(letter) == 1]
     subscripts = f"{''.join(first)},{''.join(second)}->{''.join(rest)}"
     return engine.call("einsum", a, b, subscripts=subscripts)

@@ -72,6 +72,7 @@ CALLS = {
     "tensordot of nothing": lambda m, x: m.tensordot(ARRAY[0], x, 0),
     "tensordot by axes": lambda m, x: m.tensordot(x, ARRAY, ([0, -1], [0, 1])),
     "tensordot by one axis": lambda m, x: m.tensordot(x, x, axes=(1, 1)),
+    "tensordot of fewer than none": lambda m, x: m.tensordot(x, ARRAY, -1),
     "tile": lambda m, x: m.tile(x, 2),
     "tile to more axes": lambda m, x: m.tile(x, (3, 1, 2)),
     "repeat": lambda m, x: m.repeat(x, 3, axis=1),
@@ -119,6 +120,9 @@ REFUSED = {
     r"sections from 1, got 0": lambda x: np.split(x, 0),
     r"dsplit needs more axes": lambda x: np.dsplit(x, 2),
     r"as many axes of one": lambda x: np.tensordot(x, x, ([0, 1], [0])),
+    r"an axis is named twice in \(0, 0\)": lambda x: np.tensordot(
+        x[:, :4], x[:, :4], ([0, -2], [0, 0])
+    ),
     r"tile: expected counts from 0": lambda x: np.tile(x, -1),
     r"counts that are on the workers": lambda x: np.repeat(x, np.sum(x).astype("int64")),
     r"one for each of 4 elements": lambda x: np.repeat(x, [1, 2], axis=0),
@@ -178,6 +182,16 @@ def test_positions_that_there_are_not(x):
     for index in (4, -5):
         with pytest.raises(IndexError, match="out of bounds for an axis of 4"):
             x[index]
+
+
+def test_axes_of_tensordot_that_there_are_not(x):
+    """As with arrays, where letters would go together all the same."""
+    square = x[:, :4]
+    for one, other, axes in ((square[0], square, 2), (square, square[0], 2), (square, square, 3)):
+        with pytest.raises(IndexError, match="axes cannot be paired in"):
+            np.tensordot(one, other, axes)
+    with pytest.raises(IndexError, match="of 2 axes has no axis 2"):
+        np.tensordot(square, square, ([0, 2], [0, 1]))
 
 
 def test_halves_are_averaged_in_single_precision(workers):
