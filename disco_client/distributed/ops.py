@@ -65,7 +65,8 @@ __all__ = [
 #   along that letter, or, where the letter is not in the result because the function
 #   combines along it, each worker has a partial result;
 # - some operands are partial sums and the function is linear in them, the others are
-#   whole: the result is a partial sum.
+#   whole: the result is a partial sum. Where there are others, which may be factors, one
+#   must be a partial sum already.
 #
 # Among all combinations the one is taken for which the fewest bytes must move first.
 
@@ -88,7 +89,8 @@ class Pattern:
         inputs: The letters of each operand's axes.
         output: Those of the result's.
         combines: (letter, reduction) for what the function combines along.
-        linear: Sets of operands in which it is linear together, by their numbers.
+        linear: Sets of operands in which it is linear together, by their numbers. Where it
+            has others, one of the set must lie as partial sums before it is computed so.
         even: (letter, extent) for axes that can be split only where the mesh divides
             this extent.
 
@@ -113,6 +115,18 @@ class _Option(NamedTuple):
     inputs: tuple[PlacementSpec, ...]
     output: PlacementSpec
     letter: str = LOCAL_AXIS
+    sums: tuple[int, ...] = ()
+
+    def has_sums(self, operands: Sequence[DTensorStructInfo], axis: int) -> bool:
+        """Whether operands that others scale lie as partial sums along an axis of the mesh.
+
+        Those that were made so would have zeros on some workers, of which a factor that is
+        infinite or NaN, or a divisor that is zero, makes NaN. Where nothing scales them zeros do
+        no harm.
+        """
+        if len(self.sums) in (0, len(operands)):
+            return True
+        return any(operands[at].placement.dim_specs[axis] == self.output for at in self.sums)
 
 
 class OperandPlacements(NamedTuple):
@@ -156,7 +170,7 @@ def _options(pattern: Pattern) -> Iterator[_Option]:
         parts = tuple(
             partial if number in together else whole for number in range(len(pattern.inputs))
         )
-        yield _Option(parts, partial)
+        yield _Option(parts, partial, sums=together)
 
 
 def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> OperandPlacements:
@@ -171,7 +185,10 @@ def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Operand
     """
     mesh = operands[0].device_mesh
     pattern = _without_sums(pattern, operands)
-    ways = itertools.product(tuple(_options(pattern)), repeat=mesh.ndim)
+    known = tuple(_options(pattern))
+    ways = itertools.product(
+        *([each for each in known if each.has_sums(operands, axis)] for axis in range(mesh.ndim))
+    )
     even = (options for options in ways if _is_even(pattern, mesh.shape, options))
     return min((_choice(operands, options) for options in even), key=_rank)
 

@@ -208,6 +208,32 @@ def test_what_changes_its_dtype_is_what_numpy_gives():
             same(compute(x), compute(host), name)
 
 
+# One operand is split as the other cannot be; in the other are zeros, infinities and NaN.
+
+ONE = np.array([2.0])
+THREE = np.array([0.0, math.inf, math.nan])
+SPLIT = {
+    "y / x": (ONE, THREE, operator.truediv),
+    "y * x": (ONE, THREE, operator.mul),
+    "x * y": (ONE, THREE, lambda y, x: x * y),
+    "matmul": (np.ones((1, 2, 2)), np.full((3, 2, 2), math.inf), np.matmul),
+    "einsum": (np.ones((3, 3)), THREE, lambda y, x: np.einsum("ii,j->j", y, x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", SPLIT)
+def test_what_is_split_and_scaled_becomes_no_partial_sum(name):
+    """Its parts are brought together: as a sum it has zeros, which make NaN of infinities."""
+    split, factor, compute = SPLIT[name]
+    want = compute(split, factor)
+    with ThreadedSession(2) as session:
+        x = session.distribute(split, placement="S[0]")
+        got = compute(x, session.distribute(factor))
+        same(got, want, name)
+        assert not any(spec.is_partial for spec in got.placement.dim_specs)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:Degrees of freedom")
 def test_averages_of_nothing_are_what_numpy_gives():
     """Variances by no degree of freedom are infinite or NaN, means of no elements NaN."""
