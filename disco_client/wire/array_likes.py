@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError
-from disco_client.wire.values import dtype_name
+from disco_client.wire.values import dtype_name, shown
 
 __all__ = ["Array", "ArrayRefused", "loss_of", "plain_array", "refuse_loss"]
 
@@ -187,8 +187,8 @@ def _loss_of_dtype(array: Array, value: object) -> str:
             return _text(value, f"its dtype is structured, {dtype}", how)
         if not dtype.hasobject:
             return f"{error}, of {_kind(value)}"
-        more = ", whose elements are Python's objects" if array.ndim else ""
-        return f"expected an array of numbers, got {value!r:.200} of type {_kind(value)}{more}"
+        more = " of Python's objects" if array.ndim else ""
+        return f"expected an array of numbers, got {_kind(value)}{more}: {shown(value)}"
     return ""
 
 

@@ -30,6 +30,7 @@ from disco_client.wire.values import (
     ffi_shape,
     is_array,
     is_int64,
+    shown,
 )
 
 __all__ = [
@@ -305,7 +306,7 @@ def _encode_bool(out: EncodedValue, value: Any) -> None:
 
 def _encode_int(out: EncodedValue, value: Any) -> None:
     if not is_int64(value):
-        msg = f"expected an integer of 64 bits, got {value} ({int(value).bit_length()} bits)"
+        msg = f"expected an integer of 64 bits, got {shown(value)} ({int(value).bit_length()} bits)"
         raise EncodingError(msg)
     out.int = int(value)
 
@@ -358,7 +359,7 @@ def _encode_shape(out: EncodedValue, value: Any) -> None:
     try:
         out.shape.dims.extend(value)
     except ValueError:
-        msg = f"expected dimensions of 64 bits, got {value}"
+        msg = f"expected dimensions of 64 bits, got {shown(value)}"
         raise EncodingError(msg) from None
 
 
@@ -461,7 +462,7 @@ def _encode_map(
     items = out.map.items
     for key, item in value.items():
         if not isinstance(key, str):
-            msg = f"expected string keys in a map, got {key!r} of type {type(key).__name__}"
+            msg = f"expected string keys in a map, got {type(key).__name__}: {shown(key)}"
             raise EncodingError(msg)
         entry = items.add()
         try:

@@ -15,7 +15,7 @@ from disco_client.wire.dlpack import (
     speaks_dlpack,
     view,
 )
-from disco_client.wire.values import is_array, is_int64
+from disco_client.wire.values import is_array, is_int64, shown
 
 __all__ = ["Array", "as_destination", "as_host_array", "as_numbers"]
 
@@ -38,7 +38,7 @@ def as_host_array(value: object) -> Array:
         return _shared(value)
     array = plain_array(value)
     if array.dtype.kind in "SU":
-        msg = f"expected an array of numbers, got {value!r} of type {type(value).__name__}"
+        msg = f"expected an array of numbers, got {type(value).__name__}: {shown(value)}"
         raise EncodingError(msg)
     return array
 

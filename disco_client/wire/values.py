@@ -63,11 +63,15 @@ __all__ = [
     "is_floating",
     "is_int64",
     "rocm",
+    "shown",
 ]
 
 
 INLINE_ARRAY_BYTES = 64 * 1024
 """Arrays up to this many bytes travel inside a command; larger ones beside the log."""
+
+_SHOWN = 200
+"""How many characters of a value's repr an error shows."""
 
 MAX_DEPTH = 32
 """How deep lists and maps may nest."""
@@ -274,6 +278,14 @@ def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:
 def is_extension(name: object) -> TypeGuard[str]:
     """Whether it names a dtype of the ``ml_dtypes`` package, which only workers need."""
     return isinstance(name, str) and name in _EXTENSION_TYPES
+
+
+def shown(value: object) -> str:
+    """The beginning of a value's repr for an error; a repr is code that may raise."""
+    try:
+        return repr(value)[:_SHOWN]
+    except Exception as error:  # noqa: BLE001  (whatever the value's author did)
+        return f"<its repr raised {type(error).__name__}>"
 
 
 def is_int64(number: int) -> bool:

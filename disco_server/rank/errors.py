@@ -204,7 +204,11 @@ def opaque_of(value: object, error: EncodingError) -> Opaque:
         value: The value.
         error: Why it cannot travel; of a value inside it, it says where that is.
     """
-    reason = sendable(str(error)[:_MAX_REPR]) if error.path else ""
+    reason = ""
+    if error.path:
+        # Cut one by one: neither a long path nor a long repr takes the place of the type.
+        message = str(error).removeprefix(f"at {error.path}: ")
+        reason = f"at {_cut(error.path, MAX_MESSAGE)}: {sendable(message[:_MAX_REPR])}"
     return Opaque(type_name(value), repr_of(value), reason)
 
 

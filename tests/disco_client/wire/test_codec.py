@@ -166,6 +166,7 @@ def test_an_array_of_the_other_byte_order_keeps_its_values(array):
 REFUSED = {
     "large int": 1 << 63,
     "low int": -(1 << 63) - 1,
+    "int without a text": 10**5000,
     "object": object(),
     "set": {1, 2},
     "int keys": {1: 2},
@@ -180,6 +181,7 @@ REFUSED = {
     "times with a unit": np.zeros(2, "m8[s]").view(type("L", (np.ndarray,), {"unit": "m"})),
     "dtype": np.dtype(object),
     "dimension": Shape([1 << 64]),
+    "dimension without a text": Shape([10**5000]),
     "function": len,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -389,6 +391,27 @@ def test_what_cannot_travel_is_answered_by_a_description(rank, value, text):
     assert isinstance(came, Opaque)
     assert came.text.startswith(text)
     assert came.reason.startswith("at [0]: a value of type builtins.") == isinstance(value, list)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([np.full(2000, 1 << 62, object)], r"at \[0\]: .* got numpy.ndarray of Python's objects: "),
+        ({"k" * 500: object()}, r"at \['k{500}'\]: a value of type builtins.object cannot travel"),
+        ([{("k" * 500,): 1}], r"at \[0\]: expected string keys in a map, got tuple: "),
+        ([{Shy(): 1}], r"at \[0\]: expected string keys in a map, got Shy: <its repr raised "),
+        ([10**5000], r"at \[0\]: expected an integer of 64 bits, got .*16610 bits"),
+        (["\ud800", "x" * 5000], r"at \[0\]: expected text that UTF-8 can encode, got "),
+    ],
+    ids=["array", "path", "key", "shy key", "int", "text"],
+)
+def test_what_cannot_travel_inside_is_named_by_path_and_type(rank, value, reason):
+    """However long its path and its repr are, and where it has none."""
+    rank.executor.registers.write(2, value)
+    (reply,) = rank.run(fetch(2))
+    came = decode_value(reply.value)
+    assert isinstance(came, Opaque)
+    assert re.match(reason, came.reason), came.reason
 
 
 def test_an_answer_too_large_for_the_relays_is_described(rank, monkeypatch):
