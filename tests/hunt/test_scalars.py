@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import disco_client as di
@@ -103,7 +103,7 @@ class Law:
         return self._dtype(value, path, "dtype")
 
     def _buffer(self, value, path):
-        if isinstance(value, memoryview) and (value.format not in tuple("Bbc") or value.ndim != 1):
+        if not of_bytes(value):
             raise Refused(path, "memoryview")
         return bytes(value)
 
@@ -163,6 +163,13 @@ class Law:
             plain = self._part(key, path)
             found[plain] = self._part(item, f"{path}[{key!r}]")
         return found
+
+
+def of_bytes(value):
+    """Whether it is a row of bytes, as which it travels."""
+    if isinstance(value, memoryview):
+        return value.format in tuple("Bbc") and value.ndim == 1
+    return isinstance(value, bytearray)
 
 
 # The values -------------------------------------------------------------------------------
@@ -453,6 +460,7 @@ def test_an_input_of_a_program(sessions, text):
 
 
 @given(text=texts)
+@example(text="{1: memoryview(b'ab')}")
 def test_a_result(sessions, text):
     """Of a function, alone and inside others, by every way of fetching it."""
     value = build(text)
@@ -490,7 +498,7 @@ def at_home(value):
     if isinstance(value, dict):
         keys = (str.__str__(key) if isinstance(key, str) else key for key in value)
         return dict(zip(keys, map(at_home, value.values()), strict=True))
-    return bytes(value) if isinstance(value, bytearray) else value
+    return bytes(value) if of_bytes(value) else value
 
 
 async def awaited(ref):
