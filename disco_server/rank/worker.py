@@ -14,7 +14,7 @@ import numpy as np
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import EncodedValue, decode_args, is_of_bytes, is_shape, tickets_in
 from disco_client.wire.dlpack import on_host
-from disco_client.wire.values import MAX_DEPTH, ArrayPorter, Device, ReduceName, is_array
+from disco_client.wire.values import MAX_DEPTH, ArrayPorter, Device, ReduceName, is_array, shown
 from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.types import (
@@ -762,19 +762,19 @@ class DevicePorter(ArrayPorter):
             items: list[Any] = list(value)
             if _UNCHANGING.issuperset(map(type, items)):
                 return items
-            return [self._inside(item, f"[{number}]", depth) for number, item in enumerate(items)]
+            return [self._inside(item, number, depth) for number, item in enumerate(items)]
         if issubclass(kind, dict):
             pairs = cast("dict[Any, Any]", value).items()
-            return {key: self._inside(item, f"[{key!r}]", depth) for key, item in pairs}
+            return {key: self._inside(item, key, depth) for key, item in pairs}
         if kind is memoryview and not is_of_bytes(value):
             return value  # which could not travel
         return bytes(value) if kind in (bytearray, memoryview) else value
 
-    def _inside(self, value: Any, step: str, depth: int) -> Any:
+    def _inside(self, value: Any, step: object, depth: int) -> Any:
         try:
             return self._copied(value, depth + 1)
         except EncodingError as error:
-            raise error.within(step) from error.__cause__
+            raise error.within(f"[{shown(step)}]") from error.__cause__
 
     def _copied_array(self, array: Any) -> Any:
         if not is_array(array):

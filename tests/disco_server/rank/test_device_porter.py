@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from disco_client.errors import EncodingError
 from disco_client.wire.codec import EncodedValue, decode_value, encode_value
 from disco_client.wire.values import ArrayPorter, Device
 from disco_server.devices.base import DeviceUnavailable
@@ -154,3 +155,18 @@ def test_a_client_in_the_same_process_gets_no_arrays_of_the_standin(gpu, standin
     assert got[1][1] is thing
     assert got[0].tolist() == [0, 1, 2]
     assert gpu.shared(thing) is thing
+
+
+class Shy:
+    """Raises where it should describe itself."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+
+def test_a_client_in_the_same_process_gets_keys_without_a_repr(host):
+    """Nothing of a value is printed that is not refused, and then what there is of it."""
+    shy, masked = Shy(), np.ma.array([1.0], mask=True)
+    assert host.copied({shy: [1]}) == {shy: [1]}
+    with pytest.raises(EncodingError, match=r"^at \['a'\]\[<its repr raised RuntimeError>\]: "):
+        host.copied({"a": {shy: masked}})
