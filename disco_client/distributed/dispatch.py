@@ -349,7 +349,11 @@ class Engine(Computing, Renewable):
             # It cannot travel as a number; its precision is that of the others, as in numpy.
             # Truth values have no part in it, such as the condition of where.
             kinds = {each.dtype for each in operands if hasattr(each, "dtype")} - {np.dtype(bool)}
-            operand = np.asarray(operand, np.result_type(*kinds, operand))
+            try:
+                dtype = np.result_type(*kinds, operand)
+            except TypeError:  # beside dates, for example, which logical functions take
+                dtype = np.dtype(complex)
+            operand = np.asarray(operand, dtype)
         # For numpy, numbers of a class derived from Python's have a dtype of their own.
         if isinstance(operand, (*_ARRAYS, complex, *_NUMBERS)) and mesh is not None:
             host = plain_array(cast("Any", operand))

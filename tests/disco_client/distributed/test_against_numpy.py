@@ -105,6 +105,17 @@ def test_numbers_of_derived_classes_have_a_dtype_of_their_own(session):
                 same(getattr(np, name)(x, number), getattr(np, name)(array, number))
 
 
+def test_a_complex_number_stands_beside_what_has_no_common_dtype_with_it(session):
+    """Logical functions look at each of both alone; all others refuse, as numpy does."""
+    dates = np.array(["2020-01-01", "NaT"], "M8[s]")
+    x = lay(session, dates, "S[0]")
+    for name in ("logical_and", "logical_or", "logical_xor"):
+        same(getattr(np, name)(x, 1j), getattr(np, name)(dates, 1j))
+        same(getattr(np, name)(0j, x), getattr(np, name)(0j, dates))
+    with pytest.raises(TypeError):
+        x + 1j
+
+
 def test_a_complex_number_takes_its_precision_from_what_it_is_chosen_beside(session):
     """Not from the condition, whose dtype has no part in the result's."""
     for dtype in ("float32", ml_dtypes.bfloat16, "int8"):
