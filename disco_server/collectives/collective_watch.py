@@ -7,11 +7,13 @@ still enter the collective.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from disco_client import output
+from disco_client.threads import ThreadRefused, start_thread
 from disco_server.collectives.header_exchange import HeaderExchange
 from disco_server.collectives.types import name_workers
 from disco_server.collectives.validation import op_name
@@ -67,7 +69,10 @@ class CollectiveWatch:
         self._me, self._look, self._slow_s, self._tell = me, look, slow_s, tell
         self._over = threading.Event()
         if slow_s:
-            threading.Thread(target=self._run, name=f"meeting-watch-{me}", daemon=True).start()
+            watch = threading.Thread(target=self._run, name=f"meeting-watch-{me}", daemon=True)
+            # Where the system starts no thread, waits are not reported.
+            with contextlib.suppress(ThreadRefused):
+                start_thread(watch)
 
     def close(self) -> None:
         """Ends the watch; idempotent."""

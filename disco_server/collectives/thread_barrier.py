@@ -29,6 +29,9 @@ class ThreadBarrier:
     come never waits. Each of the others sleeps on a lock of its own, which is made once; a
     thread that polled would keep the interpreter from the others.
 
+    Where there is no memory left, a thread has come to a round or not, and a round to which all
+    have come ends: what that takes is made beforehand.
+
     Args:
         members: How many threads there are.
 
@@ -45,7 +48,7 @@ class ThreadBarrier:
         self._rounds = 0
         self._result: Any = None
         self._failure: BaseException | None = None
-        self._asleep: list[threading.Lock] = []
+        self._asleep = [False] * members
         self._gates = [threading.Lock() for _ in range(members)]
         for gate in self._gates:
             gate.acquire()
@@ -114,9 +117,7 @@ class ThreadBarrier:
         """Ends every wait, now and later, with `UnavailableError`; idempotent."""
         with self._lock:
             self._closed = True
-            asleep, self._asleep = self._asleep, []
-        for gate in asleep:
-            gate.release()
+            self._wake()
 
     def _bring(
         self, place: int, what: Any, act: Callable[[list[Any]], Any], gate: threading.Lock | None
@@ -125,31 +126,41 @@ class ThreadBarrier:
         with self._lock:
             if self._closed:
                 raise _session_over()
+            rounds, missing = self._came[place] + 1, self._missing - 1
+            # From here on nothing takes memory.
             self._brought[place] = what
-            self._came[place] += 1
-            self._missing -= 1
-            if self._missing:
-                if gate is not None:
-                    self._asleep.append(gate)
+            self._came[place] = rounds
+            self._missing = missing
+            if missing:
+                self._asleep[place] = gate is not None
                 return False
         self._end_round(act)
         return True
 
     def _end_round(self, act: Callable[[list[Any]], Any]) -> None:
         # Nobody else comes before the round is over, as all have.
-        result, failure = None, None
-        brought, self._brought = self._brought, [None] * self.members
+        result, failure, rounds = None, None, self._rounds
         try:
+            rounds = max(self._came)  # that of all
+            brought = self._brought
+            self._brought = [None] * self.members
             result = act(brought)
         except BaseException as error:  # noqa: BLE001  (raised by all)
             failure = error
         with self._lock:
             self._result, self._failure = result, failure
             self._missing = self.members
-            self._rounds += 1
-            asleep, self._asleep = self._asleep, []
-        for gate in asleep:
-            gate.release()
+            self._rounds = rounds
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes whoever sleeps; the lock is held."""
+        place = 0
+        for gate in self._gates:
+            if self._asleep[place]:
+                self._asleep[place] = False
+                gate.release()
+            place += 1  # noqa: SIM113  (enumerate would take memory)
 
 
 def _session_over() -> UnavailableError:

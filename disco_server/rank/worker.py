@@ -147,9 +147,7 @@ class WorkerDevice:
             self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks, self._ids)
         except CommunicatorLost as error:
             # Peers may be in a call that only ends with this process.
-            self.lost(str(error))
-            if self._end_session is not None:
-                self._end_session(str(error))
+            self.end(str(error))
             raise
 
     def settle(self) -> None:
@@ -178,6 +176,12 @@ class WorkerDevice:
             self._end_process()
         elif self._watch is not None:
             self._watch.abort()
+
+    def end(self, message: str) -> None:
+        """Does the same where the library has failed to start, for which peers may wait."""
+        self.lost(message)
+        if self._end_session is not None:
+            self._end_session(message)
 
 
 Array = np.ndarray[Any, Any]
@@ -346,10 +350,15 @@ class Worker:
     def _open_recorded(self, ccl: str) -> Communicator:
         """Opens the communicator, which waits for every worker as a collective does."""
         flight = self.flight
-        what = f"start of {ccl or self._ordinary_ccl}"
-        flight.enter(flight.describe(what, "", 0, range(self.num_workers), ()), 1, self.position, 0)
+        what = ccl or self._ordinary_ccl
+        form = flight.describe(f"start of {what}", "", 0, range(self.num_workers), ())
+        flight.enter(form, 1, self.position, 0)
         try:
             return self._open(self, ccl)
+        except MemoryError:
+            # Peers wait for this rank in the start of the library, or in their first collective.
+            self.place.end(f"worker {self.worker_id} has no memory left to start {what}")
+            raise
         finally:
             flight.leave()
 
