@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from contextlib import suppress
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -83,13 +84,23 @@ def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
         before = len(replaying.recoveries)
         try:
             with core.log.alone():
-                _save_all(core, replaying, where)
+                _try_to_save(core, replaying, where)
         except RemoteError:
             # Was some of it done twice, because workers were lost meanwhile?
             if attempt == _ATTEMPTS or len(replaying.recoveries) == before:
                 raise
         else:
             return
+
+
+def _try_to_save(core: SessionCore, replaying: Replaying, where: str) -> None:
+    try:
+        _save_all(core, replaying, where)
+    except BaseException as error:
+        # Else who keeps the error keeps what workers hold for this checkpoint, which no other
+        # one could save.
+        clear_frames(error.__traceback__)
+        raise
 
 
 def _save_all(core: SessionCore, replaying: Replaying, where: str) -> None:

@@ -168,6 +168,18 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(session, lose, tmp_path):
     assert value.numpy(1).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_checkpoint_may_follow_one_whose_error_is_kept(session, tmp_path):
+    """What workers held for the one that failed is gone."""
+    value = session.broadcast(np.arange(5.0))
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    with pytest.raises(errors.BadFile) as kept:
+        session.checkpoint(in_the_way)
+    session.checkpoint(tmp_path / "run")
+    assert kept.value.failures
+    assert value.numpy(1).tolist() == [0, 1, 2, 3, 4]
+
+
 def test_workers_that_are_lost_while_they_save_are_a_pause(session, lose, tmp_path):
     """The checkpoint is made, by those that take their place."""
     value = session.broadcast(np.arange(5.0))
