@@ -30,7 +30,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
 # docs, compat, llm, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
-# For `make hunt`, which suite of tests/hunt: scalars, functions; or a path of tests.
+# For `make hunt`, which suite of tests/hunt: scalars, functions, reentry, resources; or a path.
 SUITE ?=
 # A folder of tests for `make test-quick`.
 FOLDER ?= tests/disco_client
