@@ -6,7 +6,13 @@ controller is killed and started again, ranks print without end and the program 
 each time with a large array on its way; where a
 worker or its daemon is killed the session must say so, and the next one begins. Every
 second session recovers from that instead, and from daemons that stand still for longer
-than their lease; these are counted apart. Every result is compared with numpy's, and
+than their lease; these are counted apart.
+
+In sessions of all kinds the program itself is at fault, too, in a cluster during other faults:
+signal handlers and other threads raise in the middle of its steps, handlers and finalizers use
+the session there, and ranks print while its standard error is a full pipe that nobody reads.
+
+Every result is compared with numpy's, and
 every worker counts the commands that it was given. Exit code 0 when nothing was lost,
 nothing executed twice, nothing wrong and nothing leaked.
 """
@@ -16,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 import threading
 import time
@@ -32,6 +39,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from disco_soak.cluster import FATAL, Breakable
+from disco_soak.habits import Habits, unread_standard_error
 from disco_soak.leaks import Holdings, hold_little
 from disco_soak.program import SoakProgram, WrongResult
 
@@ -45,6 +53,8 @@ _SETTLE_S = 6.0
 """So long after the last session what it held must be free again."""
 
 _STEPS_A_FAULT = 12
+_HABITS_A_TURN = 2
+_HALF = 0.5
 _LOST = (errors.WorkerLost, errors.NodeLost)
 
 
@@ -82,10 +92,10 @@ class Soak:
 
     def run(self) -> None:
         """Runs until the time is over."""
-        kinds: dict[str, Callable[[], Session]] = {
-            "ThreadedSession": lambda: ThreadedSession(3),
-            "ProcessSession": lambda: ProcessSession(3),
-            "SocketSession": lambda: SocketSession(1, 3, 1, "localhost", 0, logs=False),
+        kinds: dict[str, Callable[..., Session]] = {
+            "ThreadedSession": partial(ThreadedSession, 3),
+            "ProcessSession": partial(ProcessSession, 3),
+            "SocketSession": partial(SocketSession, 1, 3, 1, "localhost", 0),
         }
         turn = 0
         with (
@@ -120,49 +130,68 @@ class Soak:
     def _turn(
         self,
         kind: str,
-        open_session: Callable[[], Session],
+        open_session: Callable[..., Session],
         turn: int,
         seconds: float,
         cluster: Breakable | None,
         *,
         recovers: bool = False,
     ) -> None:
-        """One session, from its beginning to its end; faults, at least one, in a cluster."""
+        """One session, from its beginning to its end; faults, at least one."""
         program: SoakProgram | None = None
         ends = min(time.monotonic() + seconds, self._deadline)
-        fatal, whole = False, cluster is None
+        fatal, faults, seed = False, 0, self._seed + turn
+        chance = random.Random(seed)  # noqa: S311  (no secret)
+        unread = chance.random() < _HALF
         try:
-            with open_session() as session:
+            with unread_standard_error(unread), open_session(logs=unread) as session:
                 self._sessions.add(int(session.session_id, 16))
-                program = SoakProgram(session, self._seed + turn)
+                program = SoakProgram(session, seed)
+                habits = Habits(program, seed, unread=unread)
                 if kind == "connect":
                     self.carriers[_carrier_of(session)] += 1
                 program.transfer()
-                while (time.monotonic() < ends or not whole) and not fatal:
+                while (time.monotonic() < ends or not faults) and not fatal:
                     program.step()
-                    if cluster is not None and program.steps % _STEPS_A_FAULT == 0:
+                    if program.steps % _STEPS_A_FAULT:
+                        continue
+                    if cluster is not None:
                         fault = cluster.choose(recovers=recovers)
-                        self.faults[fault] += 1
-                        whole, fatal = True, fault in FATAL and not recovers
-                        self._transfer_meanwhile(program, cluster, fault)
+                        fatal = fault in FATAL and not recovers
+                        habit = None if fatal or chance.random() < _HALF else habits
+                        self._break(program, cluster, fault, habit)
+                    elif faults < _HABITS_A_TURN:
+                        self._follow(habits)
+                    faults += 1
                 lost, twice = program.check()
                 self.recovered += len(session.recoveries)
                 self.lost += lost
                 self.twice += twice
-        except _LOST:
-            if not fatal:
-                self._untyped(kind, turn)
-        except WrongResult:
-            self.wrong += 1
-            traceback.print_exc()
-        except Exception:  # noqa: BLE001  (every error is a finding)
-            self._untyped(kind, turn)
+        except Exception as error:  # noqa: BLE001  (every other error is a finding)
+            if not (fatal and isinstance(error, _LOST)):
+                self._found(error, kind, turn)
         if program is not None:
             self.steps[kind] += program.steps
-            self.commands += program.issued
+            self.commands += program.issued + program.beside.total()
 
-    def _transfer_meanwhile(self, program: SoakProgram, cluster: Breakable, fault: str) -> None:
-        """Makes a fault during the transfer of a large array, which still has to complete."""
+    def _follow(self, habits: Habits) -> None:
+        """Lets the program follow one of its habits."""
+        name = habits.choose()
+        self.faults[name] += 1
+        habits.follow(name)
+
+    def _break(
+        self, program: SoakProgram, cluster: Breakable, fault: str, habits: Habits | None
+    ) -> None:
+        """Makes a fault during the transfer of a large array, which still has to complete.
+
+        Args:
+            program: Whose session it is.
+            cluster: What breaks.
+            fault: How.
+            habits: What the program does meanwhile, one of them; None for nothing else.
+        """
+        self.faults[fault] += 1
         unexpected: list[Exception] = []
 
         def break_it() -> None:
@@ -174,6 +203,8 @@ class Soak:
         breaking = threading.Thread(target=break_it)
         breaking.start()
         try:
+            if habits is not None:
+                self._follow(habits)
             program.transfer()
         finally:
             breaking.join()
@@ -181,9 +212,12 @@ class Soak:
             raise unexpected[0]
         self.transfers += 1
 
-    def _untyped(self, kind: str, turn: int) -> None:
-        """Counts an error that nothing explains."""
-        self.untyped += 1
+    def _found(self, error: Exception, kind: str, turn: int) -> None:
+        """Counts a wrong result, or an error that nothing explains."""
+        if isinstance(error, WrongResult):
+            self.wrong += 1
+        else:
+            self.untyped += 1
         print(f"turn {turn}, {kind}, seed {self._seed}:", file=sys.stderr)
         traceback.print_exc()
 

@@ -139,11 +139,11 @@ class Breakable:
             daemon.stop()
         self._stack.close()
 
-    def connect(self, recover: Literal["replay"] | None = None) -> Session:
+    def connect(self, recover: Literal["replay"] | None = None, *, logs: bool = False) -> Session:
         """Opens a session on all its slots."""
         where = self._ways.addresses[_CLIENT]
         files: dict[str, Any] = {**self._credentials}
-        return connect(where, num_workers=4, logs=False, recover=recover, **files)
+        return connect(where, num_workers=4, logs=logs, recover=recover, **files)
 
     @property
     def daemons(self) -> list[psutil.Process]:

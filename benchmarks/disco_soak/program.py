@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from disco_client import errors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from disco_client import DPackedFunc, Session
+    from disco_client import DPackedFunc, DRef, Session
 
 __all__ = ["SoakProgram", "WrongResult"]
 
@@ -39,11 +40,15 @@ class SoakProgram:
         session: The session; another one after the program has detached and attached again.
         steps: How many were taken.
         issued: How many numbers the workers were asked to note.
+        beside: The same for the logs of what comes in the middle of a step.
+        doing: The name of the step that was begun last.
     """
 
     def __init__(self, session: Session, seed: int) -> None:
         self.session = session
         self.steps = self.issued = 0
+        self.beside: Counter[str] = Counter()
+        self.doing = ""
         self._random = random.Random(seed)  # noqa: S311  (no secret)
         self._numbers = np.random.default_rng(seed)
         self._note: DPackedFunc
@@ -71,7 +76,9 @@ class SoakProgram:
             WrongResult: It gave something else than numpy.
             errors.SessionError: The session is lost.
         """
-        self._random.choice(self._steps)()
+        step = self._random.choice(self._steps)
+        self.doing = step.__name__
+        step()
         self.steps += 1
 
     def transfer(self) -> None:
@@ -81,6 +88,7 @@ class SoakProgram:
             WrongResult: It came back as another one.
             errors.SessionError: The session is lost.
         """
+        self.doing = "transfer"
         arrays = getattr(self.session._core.transport, "_arrays", None)  # noqa: SLF001  (only a client of a controller has these)
         addresses = getattr(arrays, "_addresses", None)
         if addresses and self._random.random() < 0.5:  # noqa: PLR2004  (half of the time)
@@ -88,15 +96,23 @@ class SoakProgram:
         array = self._numbers.random(_LARGE)
         _same(self.session.copy_to_worker_0(array).numpy(), array)
 
+    def note_beside(self, log: str) -> tuple[int, DRef]:
+        """Has the workers note the next number of another log, also in the middle of a step."""
+        self.beside[log] += 1
+        number = self.beside[log]
+        return number, self._note(number, log)
+
     def check(self) -> tuple[int, int]:
         """Asks every worker what it noted; returns how many were lost and how many repeated."""
         session = self.session
-        noted = session.get_global_func("soak.noted")()
+        reader = session.get_global_func("soak.noted")
         lost = twice = 0
-        for worker in range(session.num_workers):
-            last, left_out, again = noted.debug_get_from_remote(worker)
-            lost += left_out + self.issued - last
-            twice += again
+        for log, issued in {"": self.issued, **self.beside}.items():
+            noted = reader(log)
+            for worker in range(session.num_workers):
+                last, left_out, again = noted.debug_get_from_remote(worker)
+                lost += left_out + issued - last
+                twice += again
         return lost, twice
 
     # The steps ---------------------------------------------------------------------
@@ -166,6 +182,8 @@ class SoakProgram:
 
 
 def _same(got: Any, expected: Any) -> None:
-    if got.dtype != expected.dtype or not np.array_equal(got, expected):
+    # Not np.array_equal, which takes whatever is raised in it for a difference.
+    alike = (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    if not alike or not np.all(got == expected):
         msg = f"expected {expected.dtype}{list(expected.shape)} as numpy has it, got {got!r}"
         raise WrongResult(msg)

@@ -12,13 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = ["note", "noted"]
 
-_notes: WeakKeyDictionary[Worker, list[int]] = WeakKeyDictionary()
+_notes: WeakKeyDictionary[Worker, dict[str, list[int]]] = WeakKeyDictionary()
+
+
+def _log(name: str) -> list[int]:
+    logs = _notes.setdefault(disco_server.current_worker(), {})
+    return logs.setdefault(name, [0, 0, 0])
 
 
 @disco_server.register_func("soak.note")
-def note(number: int) -> None:
-    """Notes a number of a sequence that goes 1, 2, 3 and so on."""
-    notes = _notes.setdefault(disco_server.current_worker(), [0, 0, 0])
+def note(number: int, log: str = "") -> int:
+    """Notes a number of a sequence that goes 1, 2, 3 and so on, and returns it."""
+    notes = _log(log)
     last, lost, twice = notes
     if number <= last:
         twice += 1
@@ -26,12 +31,13 @@ def note(number: int) -> None:
         lost += number - last - 1
         last = number
     notes[:] = last, lost, twice
+    return number
 
 
 @disco_server.register_func("soak.noted")
-def noted() -> list[int]:
-    """The last number, how many were left out, and how many were repeated."""
-    return _notes.get(disco_server.current_worker(), [0, 0, 0])
+def noted(log: str = "") -> list[int]:
+    """The last number of a sequence, how many were left out, and how many were repeated."""
+    return [*_log(log)]
 
 
 @disco_server.register_func("soak.fail_on")

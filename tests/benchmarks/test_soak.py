@@ -16,10 +16,22 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import soak
 from disco_soak import cluster, program
+from disco_soak.habits import Habits, unread_standard_error
 from disco_soak.leaks import Holdings
 from disco_soak.program import SoakProgram, WrongResult
 
-from disco_client import ThreadedSession
+from disco_client import ProcessSession, RemoteException, ThreadedSession
+
+# The timer of the signal that pytest-timeout uses otherwise is that of programs in the soak.
+pytestmark = pytest.mark.timeout(120, method="thread")
+
+HABITS = (
+    "handler raises",
+    "asynchronous exception",
+    "handler uses the session",
+    "finalizer uses the session",
+    "standard error unread",
+)
 
 
 def test_a_short_run_loses_nothing(monkeypatch, tmp_path, capsys):
@@ -68,6 +80,47 @@ def test_each_step_is_compared_with_numpy():
     for wrong in (np.ones(2), np.zeros(2, "f4"), np.zeros(3)):
         with pytest.raises(WrongResult, match="as numpy has it"):
             program._same(wrong, np.zeros(2))
+
+
+@pytest.mark.parametrize("kind", [ThreadedSession, ProcessSession])
+def test_a_program_that_is_interrupted_goes_on(kind):
+    """It follows each of its habits, and nothing is lost or executed twice."""
+    stream = sys.stderr
+    with unread_standard_error(), kind(2) as session:
+        running = SoakProgram(session, 2)
+        habits = Habits(running, 2, unread=True)
+        for name in HABITS:
+            habits.follow(name)
+        assert running.beside.total() >= 40
+        assert running.check() == (0, 0)
+        for log in running.beside:
+            running.beside[log] += 1  # which never came
+        assert running.check() == (2 * len(running.beside), 0)
+    assert sys.stderr is stream
+
+
+def test_what_an_interruption_does_not_explain_is_seen():
+    """More than the last number of a burst is missing, or something else has failed."""
+    with ThreadedSession(2) as session:
+        running = SoakProgram(session, 1)
+        habits = Habits(running, 1, unread=False)
+        running.doing = "_burst"
+        running.issued += 1
+        habits._settle()
+        assert running.check() == (0, 0)
+        running.issued += 2
+        habits._settle()
+        assert running.check() == (4, 0)
+        running.issued -= 3
+        with pytest.raises(WrongResult, match="noted"):
+            habits._settle()
+        running.issued += 1
+        session.get_global_func("soak.fail_on")(1)
+        with pytest.raises(RemoteException, match="told to fail"):
+            habits._settle()
+        running.doing = "_failure"
+        session.get_global_func("soak.fail_on")(1)
+        habits._settle()
 
 
 def test_what_leaks_is_seen(tmp_path):
