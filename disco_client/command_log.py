@@ -2,9 +2,13 @@
 
 One lock guards the log. Three kinds of threads use it: threads of the program that
 issue commands, the transport's sender thread that takes encoded batches, and
-the transport's reader thread that brings acknowledgements. A fourth one, the
-garbage collector, may run in any of them at any bytecode: what it calls
-(:meth:`CommandLog.release`) takes no lock and only appends to a deque.
+the transport's reader thread that brings acknowledgements.
+
+A thread of the program may be entered again at any bytecode, by a signal handler or by a
+finalizer that the garbage collector runs, and an exception may come out of any bytecode. So
+a thread that holds the lock puts a second command aside, and it follows the first one. A
+change is one step of those that nothing interrupts (:mod:`disco_client.reentry`). Between
+two of them the log is consistent, and the next thread goes on from there.
 
 Batching happens by itself: a lone command wakes the sender at once; while the
 sender is busy with one batch, the next one grows. Over a transport that lets the
@@ -25,15 +29,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from disco_client.clock import monotonic, monotonic_ns
-from disco_client.errors import EncodingError, IssuedAt, RemoteFailure, SessionError, WouldBlock
+from disco_client.errors import (
+    EncodingError,
+    IssuedAt,
+    Reentered,
+    RemoteFailure,
+    SessionError,
+    WouldBlock,
+)
+from disco_client.reentry import move, owned
 from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
 from disco_client.transport.base import OutgoingBatch, Pump
 from disco_client.transport.progress import Progress
 from disco_client.wire.codec import Action, EncodedCommand
+
+_Made = TypeVar("_Made")
 
 __all__ = [
     "Abandoned",
@@ -126,34 +140,49 @@ class Owners:
 
 
 class RegisterIds:
-    """The free list of one session; the owner's lock guards it, but for `owners`.
+    """The free ids of one session; the owner's lock guards them, but for `owners`.
 
     Attributes:
         owners: Whose the registers are.
     """
 
-    __slots__ = ("_free", "_next", "owners")
+    __slots__ = ("_free", "_freed", "_next", "owners")
 
     def __init__(self) -> None:
         self.owners = Owners()
         self._free: list[int] = []
+        # Free as well, but the workers have not been told yet; the next command tells them.
+        self._freed: deque[int] = deque()
         self._next = 1  # 0 is never a live register
+
+    def free(self, dead: deque[int], count: int) -> None:
+        """Frees the first ids of a queue."""
+        move(dead, count, self._freed)
 
     def allocate(self) -> int:
         """Takes an id that no live reference has."""
-        if self._free:
-            return self._free.pop()
-        register = self._next
-        self._next = register + 1
-        return register
+        return self._freed.pop() if self._freed else self.allocate_unlocked()
 
-    def free(self, register: int) -> None:
-        """Gives an id back; the caller has put its release into the log."""
-        self._free.append(register)
+    def allocate_unlocked(self) -> int:
+        """The same, for who does not hold the lock."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            register = self._next
+            self._next = register + 1
+            return register
+
+    def untold(self) -> Sequence[int]:
+        """The free ids of which the next command has to tell the workers."""
+        return [*self._freed] if self._freed else ()
+
+    def told(self) -> None:
+        """Notes that this command is in the log."""
+        move(self._freed, len(self._freed), self._free)
 
     def live(self) -> set[int]:
         """The ids that are allocated at this moment."""
-        return set(range(1, self._next)).difference(self._free)
+        return set(range(1, self._next)).difference(self._free, self._freed)
 
     @property
     def high_water(self) -> int:
@@ -216,7 +245,7 @@ class StepLines:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known: dict[int, tuple[str, int, Locate]] = {}
         self._ended: deque[int] = deque()
         self._fading: deque[int] = deque()
@@ -292,31 +321,68 @@ threads can send; waking the sending thread for each would take the workers' tim
 _Record: TypeAlias = tuple[int, ...]
 """A call as the column of a batch holds it; see commands.proto."""
 
+_Entry: TypeAlias = "tuple[Site, _Record | EncodedCommand]"
+
 Fill: TypeAlias = Callable[[EncodedCommand], int]
 """Writes a command's arguments; returns how many bytes of bulk are among them."""
 
 
 class _Batch:
-    """Commands that are sent together, each with the line that issued it."""
+    """Commands that are sent together, each with the line that issued it.
 
-    __slots__ = ("beside", "entries", "first_seq", "nbytes", "sites")
+    Args:
+        first_seq: The number of the first of them.
+        before: How many bytes all commands before them have together.
+        beside_before: How many bytes of arrays travel beside those.
 
-    def __init__(self, first_seq: int) -> None:
+    Attributes:
+        entries: The commands that have not left, each with the position that issued it. One
+            append makes a command part of the log, so a call that is interrupted has either
+            happened or not.
+        sites: The positions, once they have left.
+        nbytes: How many bytes of arrays and the like are in them.
+        beside: How many bytes of arrays travel beside them.
+        leaving: What is sent.
+        next: The batch that follows.
+    """
+
+    __slots__ = (
+        "before",
+        "beside",
+        "beside_before",
+        "entries",
+        "first_seq",
+        "leaving",
+        "nbytes",
+        "next",
+        "sites",
+    )
+
+    next: _Batch
+
+    def __init__(self, first_seq: int, before: int = 0, beside_before: int = 0) -> None:
         self.first_seq = first_seq
-        # One append makes a command part of the log, so a call that Ctrl-C
-        # interrupts has either happened or not.
-        self.entries: list[tuple[Site, _Record | EncodedCommand]] = []
+        self.before = before
+        self.beside_before = beside_before
+        self.entries: list[_Entry] = []
         self.sites: list[Site] = []
         self.nbytes = 0
         self.beside = 0
+        self.leaving: OutgoingBatch | None = None
 
     @property
     def next_seq(self) -> int:
         """The number of the command after the last one."""
         return self.first_seq + (len(self.entries) or len(self.sites))
 
+    def follow(self) -> _Batch:
+        """Makes the batch that follows."""
+        return _Batch(self.next_seq, self.before + self.nbytes, self.beside_before + self.beside)
+
     def leave(self, session: int) -> OutgoingBatch:
         """Returns the commands for sending; only the lines that issued them are kept."""
+        if self.leaving is not None:
+            return self.leaving
         commands: list[EncodedCommand] = []
         calls: list[int] = []
         for _, entry in self.entries:
@@ -329,8 +395,11 @@ class _Batch:
             calls = []
         last = self.next_seq - 1
         leaving = OutgoingBatch(session, self.first_seq, last, calls, commands, self.nbytes)
-        self.sites = [site for site, _ in self.entries]
-        self.entries = []
+        sites = [site for site, _ in self.entries]
+        left: list[_Entry] = []
+        self.sites = sites
+        self.entries = left
+        self.leaving = leaving
         return leaving
 
     def scopes(self) -> set[Scope]:
@@ -428,18 +497,19 @@ class CommandLog:
     def __init__(self, session: int, num_workers: int, first_seq: int = 1) -> None:
         self._session = session
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self._entered: Callable[[], bool] = owned(self._lock)
+        self._for_turn: deque[threading.Lock] = deque()
         self._ids = RegisterIds()
         self._makers: dict[int, Site] = {}
         self._dead: deque[int] = deque()
+        # Issued inside of another command by the same thread; they follow that one.
+        self._aside: deque[_Entry] = deque()
         self._seq = first_seq - 1
         self._last_kill = self._before_kills = 0
-        self._filling = _Batch(first_seq)
-        self._sealed: deque[_Batch] = deque()
-        self._under_way: deque[_Batch] = deque()
-        self._bytes_under_way = 0
-        self._beside_under_way = 0
+        # A chain: the oldest batch that workers may not have executed, the oldest that may
+        # not have left, and the one that grows.
+        self._oldest = self._leaving = self._filling = _Batch(first_seq)
         self._beside_unmarked = 0
         self._done = Progress(num_workers, first_seq - 1)
         self._wake: SimpleQueue[bool] = SimpleQueue()
@@ -448,7 +518,8 @@ class CommandLog:
         self._passed_on = -math.inf
         self._batching: set[Scope] = set()
         self._closed: SessionError | None = None
-        self._for_room: list[Callable[[], None]] = []
+        self._for_room: deque[Callable[[], None]] = deque()
+        self._noticed = first_seq - 1  # as executed, by all who wait for it
         self.asynchronous = False
         self.barred: Bar | None = None
         self.pump: Pump | None = None
@@ -464,19 +535,19 @@ class CommandLog:
         fill: Fill | None = None,
         *,
         func: int = 0,
-        reg: int | None = None,
+        reg: int | Callable[[int], object],
         workers: Sequence[int] = (),
         answers: int = 0,
         beside: Callable[[], int] | None = None,
         deadline: Deadline | None = None,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, Any]:
         """Appends one command.
 
         Args:
             action: What it does.
             fill: Writes the arguments; where it raises, nothing was appended.
             func: The register of the function to call.
-            reg: The register it is about; None takes a new one for its result.
+            reg: The register it is about; or makes the reference of a new one, for its result.
             workers: The workers that act; none means all.
             answers: How many workers will answer it.
             beside: Says, once the arguments are written, how many bytes of arrays
@@ -484,10 +555,12 @@ class CommandLog:
             deadline: When to end a wait for room.
 
         Returns:
-            Its sequence number and its register.
+            Its sequence number, and its register, or the new reference.
 
         Raises:
             DiscoTimeout: There is no room yet; nothing was appended.
+            Reentered: This thread is in the middle of another command, and this one has an
+                answer or large arrays.
             SessionError: The session is closed or lost, or this would wait in an event loop.
         """
         site = call_site(current_scope(self))
@@ -501,69 +574,179 @@ class CommandLog:
             raise EncodingError(msg)
         if workers:
             command.workers.extend(workers)
-        with self._lock:
-            self._await_room(deadline)
-            if self._dead:
-                command.released.extend(self._take_dead())
-            if reg is None:
-                reg = self._ids.allocate()
-                self._makers[reg] = site
-            command.reg = reg
-            batch = self._filling
-            seq = batch.next_seq
-            if answers:
-                self.on_expect(seq, answers)
-            batch.nbytes += nbytes
-            self._append(batch, site, command)
-            if beside is not None and (nbytes := beside()):
-                self._note_beside(batch, site, nbytes)
-        if not (answers and self.pump is not None):
-            self._pass_on(answered=answers > 0)
-        return seq, reg
+        outside = beside() if beside is not None else 0
+        if answers or outside:
+            self.check_entered()
+        if self._entered():
+            made = self._take_register(site, command, reg, self._ids.allocate_unlocked)
+            self._put_aside((site, command))
+            return 0, made
+        try:
+            seq, made, waiting = 0, None, None
+            while not seq:
+                with self._lock:
+                    if not self.is_full():
+                        self.check_open()
+                        if self._aside:
+                            self._take_aside()
+                        self._release_dead(command)
+                        made = self._take_register(site, command, reg, self._ids.allocate)
+                        seq = self._append_command(site, command, nbytes, answers, outside)
+                        continue
+                    turn = self._await_notice()
+                waiting = self._wait_for(turn, deadline, waiting)
+            self._note_wait(waiting)
+            if not (answers and self.pump is not None):
+                self._pass_on(answered=answers > 0)
+        except BaseException:
+            self._wake_sender(always=True)  # it may have been appended
+            raise
+        return seq, made
 
-    def issue_call(self, func: int, args: list[int]) -> int:
+    def _take_register(
+        self,
+        site: Site,
+        command: EncodedCommand,
+        reg: int | Callable[[int], object],
+        allocate: Callable[[], int],
+    ) -> object:
+        """Writes the register of a command, perhaps a new one; returns what stands for it."""
+        made: object = reg
+        if not isinstance(reg, int):
+            make, reg = reg, allocate()
+            # First, so that a call that is interrupted leaves nothing behind.
+            made = make(reg)
+            self._makers[reg] = site
+        command.reg = reg
+        return made
+
+    def _release_dead(self, command: EncodedCommand) -> None:
+        """Lets a command tell the workers which registers are free; the lock is held.
+
+        Its own is among them where it was used before, because a worker that the command does
+        not concern would keep what is in there.
+        """
+        if self._dead:
+            self._free_dead()
+        command.released.extend(self._ids.untold())
+
+    def _free_dead(self) -> None:
+        """Frees the registers whose references died, but for those of commands put aside."""
+        count = len(self._dead)  # first, as a command may be put aside at any bytecode
+        if not self._aside:
+            self._ids.free(self._dead, count)
+
+    def _append_command(
+        self, site: Site, command: EncodedCommand, nbytes: int, answers: int, outside: int
+    ) -> int:
+        """Appends a command, and returns its number; the lock is held."""
+        batch = self._filling
+        batch.nbytes += nbytes
+        batch.beside += outside
+        seq = batch.next_seq
+        self._append(site, command)
+        if answers:
+            self.on_expect(seq, answers)
+        if command.released:
+            self._ids.told()
+        if outside:
+            self._mark_beside(site, outside)
+        return seq
+
+    def issue_call(self, func: int, args: list[int], make: Callable[[int], _Made]) -> _Made:
         """Appends a call with nothing but references and small integers.
 
         Args:
             func: The register of the function.
             args: A register as ``2 * register + 1``, an integer as ``2 * integer``.
+            make: Makes the reference of its result, from the register.
 
         Returns:
-            The register of its result.
+            The reference.
 
         Raises:
             SessionError: The session is closed or lost.
         """
         site = call_site(current_scope(self))
-        with self._lock:
-            self._await_room()
-            released = self._take_dead() if self._dead else ()
-            reg = self._ids.allocate()
+        ids = self._ids
+        if self._entered():
+            reg = ids.allocate_unlocked()
+            made = make(reg)
             self._makers[reg] = site
-            record = (len(released), *released, func, reg, len(args), *args)
-            self._append(self._filling, site, record)
-        self._pass_on()
-        return reg
+            self._put_aside((site, (0, func, reg, len(args), *args)))
+            return made
+        try:
+            made, waiting = None, None
+            while made is None:
+                with self._lock:
+                    if not self.is_full():
+                        self.check_open()
+                        if self._aside:
+                            self._take_aside()
+                        if self._dead:
+                            self._free_dead()
+                        released = ids.untold()  # first, as above
+                        reg = ids.allocate()
+                        made = make(reg)
+                        self._makers[reg] = site
+                        record = (len(released), *released, func, reg, len(args), *args)
+                        self._append(site, record)
+                        if released:
+                            ids.told()
+                        continue
+                    turn = self._await_notice()
+                waiting = self._wait_for(turn, None, waiting)
+            self._note_wait(waiting)
+            self._pass_on()
+        except BaseException:
+            self._wake_sender(always=True)  # it may have been appended
+            raise
+        return made
 
     def allocate(self, count: int) -> list[int]:
         """Takes registers, for a command that has several results."""
         site = call_site()
         with self._lock:
-            registers = [self._ids.allocate() for _ in range(count)]
+            # Of which the workers know that they are free.
+            registers = [self._ids.allocate_unlocked() for _ in range(count)]
             self._makers.update(dict.fromkeys(registers, site))
         return registers
 
-    def _append(self, batch: _Batch, site: Site, entry: _Record | EncodedCommand) -> None:
+    def _append(self, site: Site, entry: _Record | EncodedCommand) -> None:
+        batch = self._filling
         entries = batch.entries
         entries.append((site, entry))
         self._seq = batch.first_seq + len(entries) - 1
+        if self._aside:
+            self._take_aside()
         if len(entries) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
             self._seal()
 
-    def _note_beside(self, batch: _Batch, site: Site, nbytes: int) -> None:
-        """Counts arrays that travel beside a command."""
-        batch.beside += nbytes
-        self._beside_under_way += nbytes
+    def _take_aside(self) -> None:
+        """Appends what was put aside; the lock is held."""
+        move(self._aside, len(self._aside), self._filling.entries)
+        self._seq = self.last_seq
+
+    def _put_aside(self, entry: _Entry) -> None:
+        """Keeps a command that this thread issues in the middle of another one."""
+        self.check_open()
+        self._aside.append(entry)
+        self._wake_sender(always=True)
+
+    def check_entered(self, entered: bool = False) -> None:
+        """Makes sure that this thread is not in the middle of issuing a command.
+
+        Args:
+            entered: Whether it is in the middle of something else.
+
+        Raises:
+            Reentered: It is.
+        """
+        if entered or self._entered():
+            raise Reentered
+
+    def _mark_beside(self, site: Site, nbytes: int) -> None:
+        """Lets workers answer now and then while arrays travel beside commands."""
         self._beside_unmarked += nbytes
         if self._beside_unmarked >= WINDOW_ARRAY_BYTES // 4:
             # Workers answer this one, so a call that waits for room learns how far they are.
@@ -572,7 +755,7 @@ class CommandLog:
 
     def _append_mark(self, site: Site) -> None:
         mark = EncodedCommand(action=Action.SYNC_WORKER)  # type: ignore[arg-type]  (as above)
-        self._append(self._filling, site, mark)
+        self._append(site, mark)
 
     def mark(self) -> None:
         """Makes every worker acknowledge what it has executed; never waits."""
@@ -592,17 +775,17 @@ class CommandLog:
         pump = self.pump
         if pump is None or not pump.sends_lone:
             self._wake_sender()
-        elif (now := monotonic()) - self._passed_on > _LINGER_S:
+        elif (now := monotonic()) - self._passed_on > _LINGER_S and not pump.entered:
             self._passed_on = now
             pump.flush()
         else:
             self._wake_sender()
 
-    def _wake_sender(self) -> None:
-        if not self._awake:
-            self._awake = True
+    def _wake_sender(self, *, always: bool = False) -> None:
+        if always or not self._awake:
             if self.timeline is not None:
                 self.timeline.wake()
+            self._awake = True
             self._wake.put(True)
 
     def release(self, register: int) -> None:
@@ -641,16 +824,21 @@ class CommandLog:
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
         """Lets no other task or thread issue commands while a block runs; they wait."""
-        with self._lock:
-            self._await_room()
-            self.barred = _OneOwner(current_owner())
+        self.check_entered()
+        waiting = None
         try:
+            while True:
+                with self._lock:
+                    if not self.is_full():
+                        self.check_open()
+                        self.barred = _OneOwner(current_owner())
+                        break
+                    turn = self._await_notice()
+                waiting = self._wait_for(turn, None, waiting)
             yield
         finally:
-            with self._lock:
-                self.barred = None
-                self._room.notify_all()
-            self._tell_of_room()
+            self.barred = None
+            self.wake_callers()
 
     def restart(self, barred: Bar) -> Abandoned:
         """Forgets what was issued, because other workers take the place of those it was for.
@@ -663,29 +851,44 @@ class CommandLog:
         """
         with self._lock:
             self.barred = barred
-            batches = (*self._under_way, *self._sealed, self._filling)
-            issuers = {scope for batch in batches for scope in batch.scopes()}
-            self._take_dead()
+            issuers = {scope for batch in self._batches() for scope in batch.scopes()}
+            issuers |= {site[2] for site, _ in self._aside}
+            last = self.last_seq + len(self._aside)
+            self._aside.clear()
+            self._ids.free(self._dead, len(self._dead))
+            self._ids.told()
             live = self._ids.live()
             makers = {self._makers[register][2] for register in live if register in self._makers}
-            self._under_way.clear()
-            self._sealed.clear()
-            self._filling = _Batch(self._seq + 1)
-            self._bytes_under_way = self._beside_under_way = self._beside_unmarked = 0
-            self._done = Progress(len(self._done.each), self._seq)
-            self._room.notify_all()
-            return Abandoned(self._seq, live, issuers, makers)
+            self._oldest = self._leaving = self._filling = _Batch(last + 1)
+            self._seq = last
+            self._beside_unmarked = 0
+            self._done = Progress(len(self._done.each), last)
+        self.wake_callers()
+        return Abandoned(last, live, issuers, makers)
+
+    def _batches(self) -> Generator[_Batch]:
+        """Those that workers may not have executed; the lock is held."""
+        batch = self._oldest
+        while True:
+            yield batch
+            if batch is self._filling:
+                return
+            batch = batch.next
 
     def wake_callers(self) -> None:
         """Lets calls that wait ask again whether they have to."""
-        with self._lock:
-            self._room.notify_all()
+        self._notify()
         self._tell_of_room()
+
+    def _notify(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._for_turn.popleft().release()
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
         with self._lock:
-            return self._ids.live() - set(self._dead)
+            return self._ids.live().difference(self._dead)
 
     @property
     def owners(self) -> Owners:
@@ -695,13 +898,14 @@ class CommandLog:
     @property
     def last_seq(self) -> int:
         """The number of the newest command."""
-        return self._seq
+        return self._filling.next_seq - 1
 
     @property
     def last_call(self) -> int:
         """The number of the newest command that does more than free registers."""
         with self._lock:
-            return self._before_kills if self._last_kill == self._seq else self._seq
+            last = self.last_seq
+            return self._before_kills if self._last_kill == last else last
 
     @property
     def closed(self) -> SessionError | None:
@@ -726,7 +930,7 @@ class CommandLog:
     def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
         """The line and the scope that issued a command not yet executed everywhere."""
         with self._lock:
-            for batch in (*self._under_way, *self._sealed, self._filling):
+            for batch in self._batches():
                 site = batch.site(seq)
                 if site is not None:
                     return locate(site), site[2]
@@ -749,22 +953,13 @@ class CommandLog:
             # The same error is raised each time, with the traceback of this time.
             raise self._closed.with_traceback(None)
 
-    def _await_room(self, deadline: Deadline | None = None) -> None:
-        if self.is_full():
-            if self.asynchronous and in_event_loop():
-                raise WouldBlock(_FULL)
-            began = monotonic_ns()
-            self._await_more_room(deadline)
-            if self.timeline is not None:
-                self.timeline.note("wait for room", "wait", began)
-        self.check_open()
-
     def is_full(self) -> bool:
         """Whether the caller would wait for room."""
+        oldest, filling = self._oldest, self._filling
         return self._closed is None and (
             self._seq - self._done.slowest >= WINDOW_COMMANDS
-            or self._bytes_under_way > WINDOW_BYTES
-            or self._beside_under_way > WINDOW_ARRAY_BYTES
+            or filling.before - oldest.before > WINDOW_BYTES
+            or filling.beside_before + filling.beside - oldest.beside_before > WINDOW_ARRAY_BYTES
             or (self.barred is not None and self.barred())
         )
 
@@ -773,56 +968,86 @@ class CommandLog:
         """Whether a quarter of the window is free, so that a caller can issue many commands."""
         return self._closed is not None or (
             self._seq - self._done.slowest <= WINDOW_COMMANDS * 3 // 4
-            and self._bytes_under_way <= WINDOW_BYTES * 3 // 4
-            and self._beside_under_way <= WINDOW_ARRAY_BYTES * 3 // 4
+            and self._bytes_under_way() <= WINDOW_BYTES * 3 // 4
+            and self._beside_under_way() <= WINDOW_ARRAY_BYTES * 3 // 4
             and not (self.barred is not None and self.barred.exclusive)
         )
 
     def call_when_room(self, call: Callable[[], None]) -> None:
-        """Calls something, once, when a quarter of the window is free; it must not wait."""
+        """Calls something, once, when a quarter of the window is free; it must not wait.
+
+        Where an exception interrupts the call, it may be repeated.
+        """
         with self._lock:
             self._for_room.append(call)
         self._tell_of_room()
 
     def _tell_of_room(self) -> None:
-        calls: list[Callable[[], None]] = []
+        calls = self._for_room
         with self._lock:
-            if self.has_much_room:
-                calls, self._for_room = self._for_room, calls
-        for call in calls:
-            call()
+            while calls and self.has_much_room:
+                call = calls[0]
+                call()
+                if calls and calls[0] is call:  # else this thread was here again meanwhile
+                    calls.popleft()
 
-    def _await_more_room(self, deadline: Deadline | None) -> None:
-        since = None
+    def _bytes_under_way(self) -> int:
+        """How many bytes are in commands that left, or wait to, and are not executed."""
+        return self._filling.before - self._oldest.before
+
+    def _beside_under_way(self) -> int:
+        """The same for arrays beside them."""
+        filling = self._filling
+        return filling.beside_before + filling.beside - self._oldest.beside_before
+
+    def _await_notice(self) -> threading.Lock:
+        """Returns a lock that is freed when there may be room; the lock of the log is held.
+
+        Raises:
+            WouldBlock: The caller must not wait.
+        """
+        if self.asynchronous and in_event_loop():
+            raise WouldBlock(_FULL)
+        turn = threading.Lock()
+        turn.acquire()
+        self._for_turn.append(turn)
+        return turn
+
+    def _wait_for(
+        self, turn: threading.Lock, deadline: Deadline | None, waiting: tuple[int, Any] | None
+    ) -> tuple[int, Any]:
+        """Waits for room, without the lock of the log.
+
+        Args:
+            turn: As :meth:`_await_notice` returned it.
+            deadline: When to end the wait.
+            waiting: What it returned before, in the same call.
+
+        Raises:
+            DiscoTimeout: The wait has taken too long.
+        """
+        began, since = waiting or (monotonic_ns(), None)
         if self._batching:  # what the caller waits for may not have left
             self._wake_sender()
-        while self.is_full():
-            # The transport calls close() when the session is lost, so this ends.
-            if not self._room.wait(_LOOK_ROOM_S if deadline is None else deadline.left()):
-                if deadline is not None:
-                    deadline.check()
-                self._lock.release()  # others acknowledge meanwhile, and may make room
-                try:
-                    since = self.long_waits.look(since)
-                finally:
-                    self._lock.acquire()
+        # The transport calls close() when the session is lost, so this ends.
+        if not turn.acquire(timeout=_LOOK_ROOM_S if deadline is None else deadline.left()):
+            if deadline is not None:
+                deadline.check()
+            with self._lock:
+                self._trim()
+            since = self.long_waits.look(since)
+        return began, since
 
-    def _take_dead(self) -> list[int]:
-        """The registers whose references died; their ids are free from now on."""
-        dead, ids = self._dead, self._ids
-        released: list[int] = []
-        while dead:
-            register = dead.popleft()
-            released.append(register)
-            ids.free(register)
-        return released
+    def _note_wait(self, waiting: tuple[int, Any] | None) -> None:
+        if waiting is not None and self.timeline is not None:
+            self.timeline.note("wait for room", "wait", waiting[0])
 
     def _seal(self) -> None:
         batch = self._filling
         if batch.entries:
-            self._sealed.append(batch)
-            self._bytes_under_way += batch.nbytes
-            self._filling = _Batch(batch.next_seq)
+            following = batch.follow()
+            batch.next = following
+            self._filling = following
 
     # The transport's side ---------------------------------------------------
 
@@ -874,58 +1099,79 @@ class CommandLog:
                     return
 
     def _has_commands(self) -> bool:
-        return bool(self._sealed or self._filling.entries)
+        leaving = self._leaving
+        return leaving is not self._filling or bool(leaving.entries or self._aside)
 
     def take_batch(self, kills: bool = True) -> OutgoingBatch | None:
         """Returns the next commands, or None where there are none; never waits.
 
-        The caller must keep other threads from calling it until the batch is sent,
-        or commands would overtake one another.
+        It returns the same ones until :meth:`left` was called for them. The caller must keep
+        other threads from calling it until the batch is sent, or commands would overtake one
+        another.
 
         Args:
             kills: Whether registers whose references died are reason enough; the
                 next command takes them along anyway.
         """
         with self._lock:
+            self._take_aside()
             if kills and self._dead and not self._has_commands():
                 self._issue_kill()
-            if not self._sealed:
+            batch = self._leaving
+            if batch is self._filling:
                 self._seal()
-            if not self._sealed:
+            if batch is self._filling:
                 return None
-            batch = self._sealed.popleft()
-            self._under_way.append(batch)
             leaving = batch.leave(self._session)
             if self.timeline is not None:
                 self.timeline.leave(batch.first_seq, batch.sites)
             return leaving
+
+    def left(self, seq: int) -> None:
+        """Notes that the batch up to a command is on its way; the caller took it."""
+        batch = self._leaving
+        if batch.leaving is not None and batch.leaving.last_seq == seq:
+            self._leaving = batch.next
 
     def _issue_kill(self) -> None:
         if self._closed is not None:
             self._dead.clear()
             return
         command = EncodedCommand(action=Action.KILL_REG)  # type: ignore[arg-type]  (as above)
-        command.released.extend(self._take_dead())
+        self._release_dead(command)
         if self._last_kill != self._seq:
             self._before_kills = self._seq
-        self._append(self._filling, call_site(), command)
+        self._append(call_site(), command)
         self._last_kill = self._seq
+        self._ids.told()
 
     def acknowledge(self, worker: int, seq: int) -> None:
-        """Notes that a worker has executed every command up to ``seq``."""
-        if not 0 <= worker < len(self._done.each) or seq <= self._done.each[worker]:
+        """Notes that a worker has executed every command up to ``seq``.
+
+        A call that an exception interrupts is completed by the next one.
+        """
+        done = self._done
+        if not 0 <= worker < len(done.each):
+            return
+        if self._noticed == done.slowest and done.knows(worker, seq):
             return
         with self._lock:
-            if not self._done.note(worker, seq):
+            self._done.note(worker, seq)
+            slowest = self._done.slowest
+            if slowest == self._noticed:
                 return
-            under_way, done_by_all = self._under_way, self._done.slowest
-            while under_way and under_way[0].next_seq - 1 <= done_by_all:
-                done = under_way.popleft()
-                self._bytes_under_way -= done.nbytes
-                self._beside_under_way -= done.beside
-            self._room.notify_all()
+            self._trim()
+            self._notify()
         if self._for_room:
             self._tell_of_room()
+        self._noticed = slowest
+
+    def _trim(self) -> None:
+        """Forgets what all workers have executed; the lock is held."""
+        batch, done_by_all = self._oldest, self._done.slowest
+        while batch is not self._filling and batch.next_seq - 1 <= done_by_all:
+            batch = batch.next
+        self._oldest = batch
 
     def close(self, why: SessionError, *, drop: bool) -> None:
         """Refuses further commands with this error; idempotent.
@@ -938,16 +1184,18 @@ class CommandLog:
             if self._closed is None:
                 self._closed = why
             if drop:
-                self._sealed.clear()
-                self._filling = _Batch(self._seq + 1)
-            self._room.notify_all()
-        self._tell_of_room()
+                last = self.last_seq
+                self._aside.clear()
+                self._oldest = self._leaving = self._filling = _Batch(last + 1)
+                self._seq = last
+        self.wake_callers()
         self._wake.put(True)
 
     def disown(self, why: SessionError) -> None:
         """Refuses everything in a forked child, even if a thread of the parent held the lock."""
-        self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self._entered = owned(self._lock)
+        self._for_turn = deque()
         self._wake = SimpleQueue()
         self.timeline = None
         self.close(why, drop=True)
@@ -956,10 +1204,10 @@ class CommandLog:
         """How much is in flight: commands, bytes, and each worker's ack."""
         with self._lock:
             return {
-                "issued": self._seq,
+                "issued": self.last_seq,
                 "acked": self._done.slowest,
                 "acks": list(self._done.each),
-                "bytes_under_way": self._bytes_under_way,
-                "array_bytes_under_way": self._beside_under_way,
+                "bytes_under_way": self._bytes_under_way(),
+                "array_bytes_under_way": self._beside_under_way(),
                 "registers": self._ids.high_water,
             }

@@ -22,6 +22,7 @@ from disco_client.arguments import (
     check_timeout,
 )
 from disco_client.clock import monotonic
+from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
 from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
@@ -32,6 +33,7 @@ from disco_client.errors import (
 )
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
+from disco_client.reentry import Event
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
@@ -55,6 +57,8 @@ Priority: TypeAlias = Literal["low", "normal", "high"]
 
 _REACH_S = 30.0
 """How long to wait for a controller that does not answer; slots may take longer."""
+
+_CONNECTION = "the connection of a session"
 
 _PAUSE_S = 0.5
 """Seconds between attempts to open a session in place of one that was lost."""
@@ -100,8 +104,8 @@ def connect(  # noqa: PLR0913  (each of them by name)
             is ``"normal"``, or less where the program's quota says so.
         logs: Whether workers' output is written to this process's standard error.
         hang_report: After how many seconds a call that waits prints what the ranks do
-            to standard error, once; 0 or None for never. The default is what
-            ``DISCO_HANG_REPORT_S`` says, else 30.
+            to standard error, once, and again if they do something else; 0 or None for
+            never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
         recover: What happens when workers or nodes are lost, or the controller with all
             that it knew. None ends the session with an error. ``"replay"`` asks for
             other workers, waits for slots up to ``timeout``, and lets them execute
@@ -134,7 +138,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
             gRPC.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
         NoSlots: The cluster had no room in time; the message names the owners of the slots.
-        SessionError: The system starts too few threads for this process.
+        SessionError: The system has too few threads or file descriptors for this process.
         QuotaExceeded: The program's quota does not allow the session, at once or in time.
         WorkerLost: A worker process could not be started.
 
@@ -147,6 +151,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     check_session(num_workers, num_groups, ccl, timeout, MOST_WORKERS)
     check_name(name or "")
     check_recover(recover, recover_limit_bytes)
+    check_descriptors(OF_A_CONNECTION, _CONNECTION)  # importing takes some, too
     # gRPC takes longer to import than all the rest of the client but numpy, and
     # sessions on threads and child processes do without it.
     from disco_client.transport.contexts import find_controller
@@ -246,6 +251,7 @@ def attach(  # noqa: PLR0913  (the same)
         ConfigError: There is no such session, or a program is connected to it, or as for
             :func:`connect`.
         ConnectionFailed: No controller answers there, or it speaks another protocol.
+        SessionError: The system has too few threads or file descriptors for this process.
         SessionLost: It has ended, or cannot be continued.
 
     Examples:
@@ -259,6 +265,7 @@ def attach(  # noqa: PLR0913  (the same)
         msg = f"expected a session's name or id, got {name!r}"
         raise ConfigError(msg)
     check_timeout(timeout)
+    check_descriptors(OF_A_CONNECTION, _CONNECTION)
     from disco_client.transport.contexts import find_controller
     from disco_client.transport.grpc import GrpcTransport
 
@@ -323,7 +330,7 @@ class PendingSession:
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         try:
-            with starting("the connection of a session"):
+            with starting(_CONNECTION):
                 opened = loop.run_in_executor(None, context.run, self._run)
         except SessionError:
             self._abandoned = True  # an older thread of the loop's may still come to open it
@@ -421,7 +428,7 @@ class _Reopening:
         self._credentials = credentials
         self._wish = wish
         self._opening: GrpcTransport | None = None
-        self._abandoned = threading.Event()
+        self._abandoned = Event()
 
     def open(self) -> Transport:
         """Asks for another session, and waits until its workers are ready.

@@ -8,6 +8,8 @@ reference keeps the session open.
 
 from __future__ import annotations
 
+import itertools
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -594,8 +596,10 @@ class SessionCore:
         self._builtins: dict[str, DPackedFunc] = {}
         self._parts: dict[object, Any] = {}
         # Not those of a program that has used the session before.
-        self._tickets = (transport.welcome.first_seq - 1) << TICKETS_SHIFT
+        self._tickets = itertools.count(((transport.welcome.first_seq - 1) << TICKETS_SHIFT) + 1)
         self._finalizer: weakref.finalize[..., Any] | None = None
+        # The arrays that each thread sends, or is about to: several, where one is entered.
+        self._sending: dict[int, list[Callable[[], Uploads | None]]] = {}
 
     @classmethod
     def start(
@@ -703,9 +707,8 @@ class SessionCore:
             command.args.add().str = name
             return 0
 
-        _, reg = self.log.issue(Action.GET_GLOBAL_FUNC, fill)
-        face = self.face()
-        return DPackedFunc(DRef(reg, face), face)
+        _, ref = self.log.issue(Action.GET_GLOBAL_FUNC, fill, reg=self._refer)
+        return DPackedFunc(ref, self.face())
 
     def call(self, func: DRef, *args: object) -> DRef:
         """Calls a function on every worker; see ``Session.call_packed``."""
@@ -722,7 +725,11 @@ class SessionCore:
                 plain.append(arg * 2)
             else:
                 return self._call_with_values(function, args)
-        return DRef(self.log.issue_call(function, plain), self.face())
+        return self.log.issue_call(function, plain, self._refer)
+
+    def _refer(self, register: int) -> DRef:
+        """Makes the reference of a new register."""
+        return DRef(register, self.face())
 
     def call_with(
         self,
@@ -763,10 +770,14 @@ class SessionCore:
             return command.ByteSize()
 
         with uploads:
-            _, reg = self.log.issue(
-                Action.CALL_PACKED, fill, func=function, workers=workers, beside=uploads.nbytes
+            _, out = self.log.issue(
+                Action.CALL_PACKED,
+                fill,
+                func=function,
+                reg=self._refer,
+                workers=workers,
+                beside=uploads.begin,
             )
-            out = DRef(reg, self.face())
             uploads.send()
         return out
 
@@ -796,7 +807,15 @@ class SessionCore:
         receivers = workers or range(self.num_workers)
         take_ticket = take_ticket or self.take_ticket
         lost, works = self._raise_if_lost, self.part(WorkTable)
-        return Uploads(take_ticket, self.carrier, receivers, lost, self.span, works)
+        made = Uploads(take_ticket, self.carrier, receivers, lost, self.span, works)
+        mine = self._sending.setdefault(threading.get_ident(), [])
+        mine.append(weakref.ref(made, mine.remove))
+        return made
+
+    def _is_sending(self) -> bool:
+        """Whether workers may wait for arrays that this thread is still to send."""
+        mine = [made() for made in self._sending.get(threading.get_ident(), ())]
+        return any(uploads is not None and uploads.under_way for uploads in mine)
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
@@ -840,10 +859,8 @@ class SessionCore:
         """Copies a host array to worker 0; see ``Session.copy_to_worker_0``."""
         here = self.here()
         array = as_host_array(host_array)
-        reg = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
-        if remote_array is not None:
-            return remote_array
-        return _holding(DRef(reg, here.face()), array.shape, array.dtype)
+        ref = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
+        return ref if remote_array is not None else _holding(ref, array.shape, array.dtype)
 
     def copy_from_worker_0(
         self, host_array: object, remote_array: DRef, timeout: float | None = None
@@ -936,6 +953,7 @@ class SessionCore:
         *,
         deadline: Deadline | None = None,
         scope: Scope | None = None,
+        forget: bool = True,
     ) -> Any:
         """Waits for a worker's answer, and raises what went wrong before it.
 
@@ -945,13 +963,16 @@ class SessionCore:
             into: Where to put an array, if it fits.
             deadline: When to end the wait; the answer is discarded then.
             scope: Who asked, where that is not the caller.
+            forget: Whether the answer is discarded in any case; else the caller does that, and
+                may read one without arrays once more.
         """
         try:
             value = self._read_answer(seq, worker, into, deadline, scope)
             while isinstance(value, Interrupted):
                 value = self._read_answer(seq, worker, into, deadline, scope)
         finally:
-            self.inbox.forget(seq)
+            if forget:
+                self.inbox.forget(seq)
         self.inbox.raise_pending(scope=scope, before=None if scope is None else seq)
         return value
 
@@ -964,18 +985,23 @@ class SessionCore:
         scope: Scope | None,
     ) -> Any:
         answer = self.inbox.look(seq, self.transport.check_alive, deadline, scope)
-        got: EncodedValue | Live = answer.values.pop(worker)
+        got: EncodedValue | Live = answer.values[worker]
         if isinstance(got, Live):
             return got.value
         downloads = Downloads(self.carrier, worker, into, self.span, self.part(WorkTable))
         try:
             # Decoded in any case: an array that is offered must be fetched.
-            return decode_value(got, downloads)
+            value = decode_value(got, downloads)
         except Interrupted as lost:
-            return lost
+            value = lost
         except BaseException:
-            downloads.decline(list(tickets_in((got,))))
+            arrays = list(tickets_in((got,)))
+            if arrays:
+                answer.values.pop(worker, None)
+                downloads.decline(arrays)
             raise
+        answer.values.pop(worker, None)
+        return value
 
     def send_array(
         self,
@@ -986,11 +1012,11 @@ class SessionCore:
         *,
         answers: int,
         timeout: float | None = None,
-    ) -> int:
-        """Issues a copy to a worker; returns the register, a new one without ``ref``."""
+    ) -> DRef:
+        """Issues a copy to a worker; returns the reference, a new one without ``ref``."""
         uploads, deadline = self.uploads((worker,)), Deadline.of(timeout)
         with uploads:
-            seq, reg = self.issue_array(action, ref, array, uploads, answers, deadline)
+            seq, made = self.issue_array(action, ref, array, uploads, answers, deadline)
             try:
                 uploads.send()
             except BaseException:
@@ -998,7 +1024,7 @@ class SessionCore:
                 raise
         if answers:
             self.inbox.wait(seq, self.transport.check_alive, deadline)
-        return reg
+        return made
 
     def issue_array(
         self,
@@ -1008,11 +1034,11 @@ class SessionCore:
         uploads: Uploads,
         answers: int = 0,
         deadline: Deadline | None = None,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, DRef]:
         """Issues a copy to the worker of ``uploads``, which are still to be sent.
 
         Returns:
-            The number of the command, and the register.
+            The number of the command, and the reference, a new one without ``ref``.
         """
         (worker,) = uploads.workers
 
@@ -1022,21 +1048,20 @@ class SessionCore:
             command.args.add().bool = ref is None
             return value.ByteSize()
 
-        reg = None if ref is None else self.check_ref(ref)
-        return self.log.issue(
+        seq, made = self.log.issue(
             action,
             fill,
-            reg=reg,
+            reg=self._refer if ref is None else self.check_ref(ref),
             workers=(worker,),
             answers=answers,
-            beside=uploads.nbytes,
+            beside=uploads.begin,
             deadline=deadline,
         )
+        return seq, made if ref is None else ref
 
     def bring(self, worker: int, array: Array) -> DRef:
         """Copies an array into a new register of one worker."""
-        reg = self.send_array(Action.COPY_TO_WORKER0, None, worker, array, answers=0)
-        return DRef(reg, self.face())
+        return self.send_array(Action.COPY_TO_WORKER0, None, worker, array, answers=0)
 
     def take_ticket(self) -> int:
         """The number under which the next large array travels."""
@@ -1045,8 +1070,7 @@ class SessionCore:
 
     def next_ticket(self) -> int:
         """The same, for an array that is sent without waiting."""
-        self._tickets += 1  # under the log's lock
-        return self._tickets
+        return next(self._tickets)
 
     # Waiting -------------------------------------------------------------------
 
@@ -1101,10 +1125,22 @@ class SessionCore:
 
         Raises:
             WouldBlock: It must not.
+            Reentered: This thread is in the middle of another call of the session.
         """
+        self.check_entered()
         if self.must_not_wait:
             msg = f"this would stop the event loop until workers answer; instead: {instead}"
             raise WouldBlock(msg)
+
+    def check_entered(self) -> None:
+        """Makes sure that this thread is not in the middle of a call that it would wait for.
+
+        Raises:
+            Reentered: It is.
+        """
+        pump = self.transport.pump
+        entered = self.inbox.entered() or (pump is not None and pump.entered)
+        self.log.check_entered(entered or self._is_sending())
 
     def check_may_send(self, array: object, method: str) -> None:
         """Makes sure that a method of the session may send a host array.
@@ -1119,7 +1155,7 @@ class SessionCore:
         """Asks what one worker's register holds; see `attend` for ``soon``."""
         here, scope = self.here(), current_scope(self.log)
         seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
-        read = partial(here.answered, seq, worker, scope=scope)
+        read = partial(here.answered, seq, worker, scope=scope, forget=False)
         return here.attend(seq, scope, read, soon=soon)
 
     def attend(self, seq: int, scope: Scope, read: Callable[[], Any], *, soon: bool) -> RefFuture:
@@ -1194,8 +1230,8 @@ class SessionCore:
             here.background.prepare()  # else the worker would wait for what is never sent
         uploads = here.uploads((0,), here.next_ticket)
         with uploads:
-            _, reg = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
-        ref = _holding(DRef(reg, here.face()), array.shape, array.dtype)
+            _, made = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
+        ref = _holding(made, array.shape, array.dtype)
         if uploads.offered:
             await here.background.call(partial(_send, uploads))
         return ref
@@ -1366,18 +1402,20 @@ def _start(
     # A thread that waits may send and receive by itself.
     log.pump = inbox.pump = transport.pump
     inbox.decline = transport.decline
-    sent = SentLog(welcome.session, log.take_batch, lambda: log.acked)
+    sent = SentLog(welcome.session, log.take_batch, log.left, lambda: log.acked)
     events = Events(
         await_commands=log.await_commands,
         nudge=log.nudge,
         acked=lambda: log.acked,
         take_batch=log.take_batch,
+        left=log.left,
         reply=inbox.receive,
         live=inbox.receive_live,
         acknowledge=log.acknowledge,
         log=in_background(sink),
         lost=lost,
         send=sent.send,
+        sent=sent.sent,
         resend=sent.rewind,
         reopen=inbox.reopen,
         is_open=inbox.is_open,

@@ -38,6 +38,7 @@ __all__ = [
     "PoisonCommand",
     "QuotaExceeded",
     "Recovery",
+    "Reentered",
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
@@ -56,6 +57,13 @@ __all__ = [
     "why_ended",
     "worker_lost",
 ]
+
+
+_REENTERED = (
+    "a signal handler or a finalizer asks for a value, waits or sends a large array in the middle"
+    " of a call that issues a command, sends or reads, for which it would wait for ever; set a"
+    " flag there, and do it after the call (commands without an answer may be issued)"
+)
 
 
 class DiscoError(Exception):
@@ -263,6 +271,31 @@ class WouldBlock(SessionError):
             ...
         disco_client.errors.WouldBlock: ...
     """
+
+
+class Reentered(SessionError):
+    """A wait of a signal handler or a finalizer that runs in the middle of another call.
+
+    Python runs them between any two steps of a thread. In a call that waits they may use the
+    session like any code. In a call that issues a command, sends or reads, they may issue
+    commands, which come after that call's; a wait there would wait for the call that it
+    interrupts. Set a flag in the handler, and do it after the call. The same holds in the
+    threads that serve a session, where a finalizer may run too.
+
+    Examples:
+        >>> asked = []
+        >>> def on_signal(number, frame):
+        ...     try:
+        ...         session.sync_all()
+        ...     except disco_client.Reentered:
+        ...         asked.append(number)  # for the program to look at after its call
+        >>> on_signal(10, None)
+        >>> asked
+        []
+    """
+
+    def __init__(self, text: str = _REENTERED) -> None:
+        super().__init__(text)
 
 
 class NoSlots(SessionError, TimeoutError):

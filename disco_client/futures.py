@@ -7,6 +7,7 @@ that waits for it. Functions of the program, which may wait for anything, have t
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import contextlib
 import threading
@@ -28,8 +29,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, cast
 from disco_client.copies import Handle
 from disco_client.errors import DiscoError, SessionError
 from disco_client.output import logger_of
+from disco_client.reentry import Condition
 from disco_client.replies import Deadline
-from disco_client.threads import ThreadRefused, is_refusal, starting
+from disco_client.threads import ThreadRefused, is_own, start_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -56,6 +58,9 @@ _logger = logger_of("disco.futures")
 class Background:
     """Threads for work that may wait; they are started when there is some, and used again.
 
+    Not those of :mod:`concurrent.futures`: a thread that gives these some work may be entered
+    again meanwhile, and interrupted.
+
     Args:
         name: What the names of the threads begin with.
         most: How many there are at most.
@@ -67,32 +72,33 @@ class Background:
     CALLBACKS = 4096
     """For functions of the program: as many as may wait for each other at once."""
 
+    _disowned = True  # until there is something to end
+
     def __init__(self, name: str, most: int) -> None:
         self._name, self._most = name, most
-        self._lock = threading.Lock()
-        self._pool: concurrent.futures.Executor | None = None
+        self._crew = _Crew()
         self._disowned = False
 
-    def prepare(self) -> concurrent.futures.Executor:
+    def prepare(self) -> None:
         """Makes sure that there is a thread, which serves where the system refuses more.
 
         Raises:
             ThreadRefused: The system starts none.
         """
-        with self._lock:
-            if self._pool is None:
-                pool = concurrent.futures.ThreadPoolExecutor(
-                    self._most, thread_name_prefix=self._name
-                )
-                try:
-                    with starting(self._name):
-                        pool.submit(_nothing)
-                except RuntimeError as error:
-                    if isinstance(error, ThreadRefused):
-                        raise
-                    # else the interpreter ends, and whoever comes works by itself
-                self._pool = pool
-            return self._pool
+        if not (self._crew.threads or self._crew.closed):
+            self._start()
+            self._crew.works.put(_nothing)  # so that it counts as one without work
+
+    def _start(self) -> None:
+        _all.add(self)
+        name = f"{self._name}_{len(self._crew.threads)}"
+        thread = threading.Thread(target=self._crew.serve, name=name, daemon=True)
+        try:
+            start_thread(thread)
+        except ThreadRefused:
+            raise
+        except RuntimeError:
+            self.close()  # the interpreter ends, and whoever comes works by itself
 
     def run(self, work: Callable[[], object]) -> None:
         """Runs something in one of them; works are begun in the order in which they came.
@@ -100,22 +106,39 @@ class Background:
         Raises:
             ThreadRefused: There is none, and the system starts none.
         """
+        crew = self._crew
         if self._disowned:
             work()
             return
-        pool = self.prepare()
         try:
-            pool.submit(work)
-        except RuntimeError as error:
-            if not is_refusal(error):  # else one of those that are there has it to do
-                work()  # the session or the interpreter ends
+            crew.idle.pop()
+        except IndexError:
+            if len(crew.threads) < self._most and not crew.closed:
+                self._start_another()
+        crew.works.put(work)
+        if crew.closed:
+            crew.drain()
 
-    def close(self) -> None:
-        """Ends the threads when they have nothing left to do; idempotent."""
-        with self._lock:
-            pool = self._pool
-        if pool is not None:
-            pool.shutdown(wait=False)
+    def _start_another(self) -> None:
+        try:
+            self._start()
+        except ThreadRefused:
+            if not self._crew.threads:  # else one of them has it to do
+                raise
+
+    def close(self, *, wait: bool = False) -> None:
+        """Ends the threads when they have nothing left to do; idempotent.
+
+        Args:
+            wait: Whether to wait for that.
+        """
+        if not self._disowned:
+            self._crew.end()
+            for thread in list(self._crew.threads) if wait else ():
+                thread.join()
+
+    def __del__(self) -> None:
+        self.close()
 
     async def call(self, work: Callable[[], None]) -> None:
         """Runs something in one of them, and awaits it; if that is cancelled, it goes on."""
@@ -137,6 +160,64 @@ class Background:
     def disown(self) -> None:
         """Runs everything in the calling thread of a forked child, which has none of these."""
         self._disowned = True
+
+
+class _Crew:
+    """What the threads of a :class:`Background` share, which ends with it.
+
+    Attributes:
+        works: What there is to do; None lets a thread end.
+        idle: As many entries as there are threads without work, or more.
+        threads: Those that have begun.
+        closed: Whether they end when there is nothing left to do.
+    """
+
+    def __init__(self) -> None:
+        self.works: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.idle: list[None] = []
+        self.threads: list[threading.Thread] = []
+        self.closed = False
+
+    def serve(self) -> None:
+        """Works, until the end."""
+        self.threads.append(threading.current_thread())
+        while (work := self.works.get()) is not None:
+            try:
+                work()
+            except BaseException:
+                _logger.exception("a thread of the session goes on after an error")
+            del work  # not kept until there is another one
+            self.idle.append(None)
+        self.works.put(None)  # for the next one
+
+    def end(self) -> None:
+        """Lets the threads end."""
+        if not self.closed:
+            self.closed = True
+            self.works.put(None)
+
+    def drain(self) -> None:
+        """Works in this thread, as there may be no other one any more."""
+        with contextlib.suppress(Empty):
+            for _ in range(self.works.qsize()):
+                work = self.works.get_nowait()
+                if work is None:
+                    self.works.put(None)
+                else:
+                    work()
+
+
+_all: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for background in list(_all):
+        background.close(wait=True)
+
+
+# Before the interpreter waits for threads of the program, as concurrent.futures does: what was
+# begun is done, and no thread of its own is stopped in the middle of that.
+getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
 
 # What programs hold. --------------------------------------------------------------------------
@@ -194,7 +275,9 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         self._read = read
         self.check_may_wait = check_may_wait
         self._alive = alive
-        self._claim = threading.Lock()
+        self._condition = Condition()  # of the base
+        # Who finishes it, or cancels it: the first one.
+        self._claims: list[object] = []
         self._told = False
 
     def __copy__(self) -> Self:
@@ -205,7 +288,8 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
 
     def arrived(self) -> None:
         """Called when the answer has come, or never will; in the thread that knows first."""
-        if self._inbox.is_plain(self._seq, self._scope):
+        # What interrupts a thread of the program is not to be taken for the error of this one.
+        if is_own() and self._inbox.is_plain(self._seq, self._scope):
             self._finish(self._read)
             return
         try:
@@ -217,18 +301,34 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         self._inbox.forget(self._seq)
         raise error
 
-    def _finish(self, read: Callable[[], Any]) -> None:
-        if not self._claim.acquire(blocking=False):
-            return  # it was cancelled, or another thread reads it
-        self.set_running_or_notify_cancel()
+    def _finish(self, read: Callable[[], Any], *, here: bool = False) -> None:
+        """Reads the answer, unless another thread does, or it was cancelled.
+
+        Args:
+            read: Reads it.
+            here: Whether this is the thread that waits for it; what interrupts that is raised,
+                and the answer can be read once more where it has no arrays.
+        """
+        claim = object()
         try:
+            self._claims.append(claim)
+            if self._claims[0] is not claim:
+                return
             value = read()
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
-            # With its traceback it would keep this future, which keeps it.
+        except BaseException as error:
             known = isinstance(error, DiscoError)
+            if here and not known and self._inbox.is_open(self._seq):
+                self._unclaim(claim)
+                raise
+            # With its traceback it would keep this future, which keeps it.
             self.set_exception(error.with_traceback(None) if known else error)
         else:
             self.set_result(value)
+        self._inbox.forget(self._seq)
+
+    def _unclaim(self, claim: object) -> None:
+        if self._claims and self._claims[0] is claim:
+            self._claims.clear()
 
     def add_done_callback(self, fn: Callable[[RefFuture], object]) -> None:  # type: ignore[override]
         """Calls a function with the future when its value has come, in a thread of the session.
@@ -256,11 +356,17 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
 
     def cancel(self) -> bool:
         """Takes back the question, if its answer has not come; whether it is cancelled."""
-        if not self._claim.acquire(blocking=False):
-            return self.cancelled()
+        claim = object()
+        try:
+            self._claims.append(claim)
+            if self._claims[0] is not claim:
+                return self.cancelled()
+            self._inbox.forget(self._seq)
+        except BaseException:
+            self._unclaim(claim)
+            raise
         super().cancel()
         self.set_running_or_notify_cancel()
-        self._inbox.forget(self._seq)
         return True
 
     def result(self, timeout: float | None = None) -> Any:
@@ -300,17 +406,22 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
             if not self._inbox.attend(self._seq, self._alive, deadline):
                 pass  # another thread reads it, or will
             elif deadline is None:
-                self._finish(self._read)
+                self._finish(self._read, here=True)
             else:
                 self.arrived()  # where reading takes long, the wait ends in time
-        try:
-            error = super().exception(None if deadline is None else deadline.remaining())
-        except TimeoutError:
-            if deadline is None:
-                raise
-            raise deadline.error() from None
+        if not self.done():
+            self._await(deadline)
+        error = super().exception(0)
         self._told = True
         return error
+
+    def _await(self, deadline: Deadline | None) -> None:
+        """Waits for the thread that reads the answer."""
+        done = threading.Lock()
+        done.acquire()
+        self.when_done(lambda _done: done.release())
+        if not done.acquire(timeout=-1 if deadline is None else deadline.remaining()):
+            raise deadline.error()  # type: ignore[union-attr]  (else it has waited)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():

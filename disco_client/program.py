@@ -39,20 +39,27 @@ class RecordingLog(CommandLog):
         """How many steps there are, those of programs inside it included."""
         return self.last_seq + self.nested_steps
 
-    def _await_room(self, deadline: Deadline | None = None) -> None:  # noqa: ARG002  (it never waits)
-        nbytes = self._bytes_under_way + self._filling.nbytes
+    def is_full(self) -> bool:
+        """False: nothing waits here.
+
+        Raises:
+            CaptureError: The program would be too long.
+        """
+        nbytes = self._filling.before + self._filling.nbytes
         if self.num_steps >= MAX_STEPS or nbytes > MAX_COMMAND_BYTES:
             msg = (
                 f"expected a program of at most {MAX_STEPS} steps and {MAX_COMMAND_BYTES} bytes of "
                 "values; capture a part of it, and run that several times"
             )
             raise CaptureError(msg)
+        return False
 
     def encode(self) -> list[bytes]:
         """Returns the batches as they travel; the lines that issued them are kept."""
         with self._lock:
             self._seal()
-            return [batch.leave(0).payload() for batch in self._sealed]
+            sealed = [batch for batch in self._batches() if batch is not self._filling]
+            return [batch.leave(0).payload() for batch in sealed]
 
 
 class Recorder(SessionCore):
@@ -160,7 +167,8 @@ class Recorder(SessionCore):
             command.program.CopyFrom(encoded)
             return command.ByteSize()
 
-        defined, register = session.log.issue(Action.DEFINE_PROGRAM, fill)
+        session.check_entered()
+        defined, register = session.log.issue(Action.DEFINE_PROGRAM, fill, reg=int)
         # Not by references: these could end before the program does.
         session.log.owners.keep(register, kept)
         definition = Definition(register, session.face(), steps.num_steps)
@@ -231,7 +239,7 @@ class Recorder(SessionCore):
         *,
         answers: int,
         timeout: float | None = None,
-    ) -> int:
+    ) -> DRef:
         """Records a copy of a small array to worker 0."""
         self.check_here()
         if answers:
@@ -501,6 +509,8 @@ class Capture:
         show: Makes what programs hold as the session of a reference made inside.
     """
 
+    _entered = False
+
     def __init__(
         self, core: SessionCore, name: str | None, show: Callable[[SessionCore], object]
     ) -> None:
@@ -518,18 +528,26 @@ class Capture:
                 "first, and call it inside the next capture"
             )
             raise CaptureError(msg)
+        self._entered = True
         self._recorder.begin(owner)
         recorders[owner] = self._recorder
         return self._program
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:
         recorder, definition = self._recorder, None
-        owner = recorder.end()
-        if owner is not None:
-            self._core.recorders.pop(owner, None)  # a forked child has none
+        self._end()
         try:
             if kind is None:
                 definition = recorder.define()
         finally:
             recorder.forget()
             self._program.end_capture(recorder.num_steps, definition)
+
+    def _end(self) -> None:
+        owner, recorders = self._recorder.end(), self._core.recorders  # a forked child has none
+        if owner is not None and recorders.get(owner) is self._recorder:
+            recorders.pop(owner, None)
+
+    def __del__(self) -> None:
+        if self._entered:
+            self._end()  # where an exception came before the first line of __exit__

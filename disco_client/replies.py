@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from disco_client.errors import (
     SessionError,
 )
 from disco_client.output import say
+from disco_client.reentry import Event, owned
 from disco_client.scopes import NO_SCOPE, Scope
 from disco_client.threads import start_thread
 from disco_client.transport.base import Live, ProgressPump, Pump
@@ -214,7 +216,7 @@ _KEPT = 1000
 _CAUSE_WAIT_S = 1.0
 """How long an aborted collective waits for the report of the rank that caused it."""
 
-_CAUSE_POLL_S = 0.02
+_CAUSE_POLL_S = 0.002
 
 _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.EXCEPTION: errors.RemoteException,
@@ -280,11 +282,12 @@ class _FailedCommand:
 class Answer:
     """The replies to one command; complete when every asked worker replied."""
 
-    __slots__ = ("asked", "error", "failures", "missing", "values", "waiter")
+    __slots__ = ("asked", "error", "failures", "missing", "replied", "values", "waiter")
 
     def __init__(self, answers: int) -> None:
         self.asked: int = answers
         self.missing: int = answers
+        self.replied: set[int] = set()
         self.values: dict[int, Any] = {}
         self.failures: list[_Report] = []
         self.error: SessionError | None = None
@@ -303,12 +306,16 @@ class Answer:
         return self.waiter.acquire(timeout=timeout)
 
     def open(self) -> None:
-        """Wakes the waiting thread."""
-        self.waiter.release()
+        """Wakes the waiting thread; may be repeated."""
+        with contextlib.suppress(RuntimeError):  # it is free
+            self.waiter.release()
 
 
 class Inbox:
-    """Replies of one session, brought by the transport's reader thread.
+    """Replies of one session, brought by the transport's reader thread, or one that waits.
+
+    Where an exception interrupts the latter in the middle of a reply, another thread takes that
+    reply again.
 
     Args:
         acknowledge: Called with (worker, seq) for every reply.
@@ -326,6 +333,7 @@ class Inbox:
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
             has ended, that the session's workers were replaced.
         long_waits: Is notified of waits each second.
+        entered: Says whether the calling thread is in the middle of noting something.
     """
 
     def __init__(
@@ -344,8 +352,8 @@ class Inbox:
         self._here = here
         self._opener = here()
         self._explain = explain
-        self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)
+        self._lock = threading.RLock()
+        self.entered: Callable[[], bool] = owned(self._lock)
         self._answers: dict[int, Answer] = {}
         self._failed: OrderedDict[int, _FailedCommand] = OrderedDict()
         self._skipped: OrderedDict[int, int] = OrderedDict()
@@ -357,7 +365,7 @@ class Inbox:
         self._num_left = 0
         # Answers that no thread waits for, with what to call; and errors of such answers.
         self._unattended: dict[int, Callable[[], None]] = {}
-        self._some_unattended = threading.Event()
+        self._some_unattended = Event()
         self._watching = False
         self._raised: weakref.WeakKeyDictionary[RemoteError, _FailedCommand]
         self._raised = weakref.WeakKeyDictionary()
@@ -371,12 +379,13 @@ class Inbox:
 
     def expect(self, seq: int, answers: int) -> None:
         """Prepares for the replies to a command that is about to be sent."""
-        with self._lock:
-            answer = Answer(answers)
-            self._answers[seq] = answer
-            if self._lost is not None:
-                answer.error = self._lost
-                answer.open()
+        # Without the lock: the log's is held, for which a signal handler may wait in a thread
+        # that has this one.
+        answer = Answer(answers)
+        self._answers[seq] = answer
+        if self._lost is not None:
+            answer.error = self._lost
+            answer.open()
 
     def receive(self, worker: int, reply: EncodedReply) -> None:
         """Takes one reply from a worker."""
@@ -434,15 +443,15 @@ class Inbox:
         elif failed.seq < self._first_seq:
             return
         elif failed.seen and seq:
-            failed.reports.append(report)  # other ranks' part in what was raised
-            return
+            if report not in failed.reports:
+                failed.reports.append(report)  # other ranks' part in what was raised
         else:
             if failed.seen:  # a device failed later than its last command
                 failed = _FailedCommand(failed.seq, failed.issued_at, failed.scope)
                 self._failed[failed.seq] = failed
-            failed.reports.append(report)
-            self._keep(failed)
-        self._arrived.notify_all()
+            if report not in failed.reports:
+                failed.reports.append(report)
+            self._keep(failed)  # also where the first attempt ended before it
 
     def _keep(self, failed: _FailedCommand) -> None:
         """Keeps a failure until its scope waits; without a scope, it is left to the opener."""
@@ -468,20 +477,22 @@ class Inbox:
         call = None
         with self._lock:
             answer = self._answers.get(seq)
-            if answer is not None and answer.missing:
-                if failure is not None:
-                    answer.failures.append(failure)
-                else:
-                    answer.values[worker] = value
-                answer.missing -= 1
+            if answer is not None and answer.error is None:
+                if worker not in answer.replied:
+                    if failure is None:
+                        answer.values[worker] = value
+                    elif failure not in answer.failures:
+                        answer.failures.append(failure)
+                    answer.replied.add(worker)
+                answer.missing = answer.asked - len(answer.replied)
                 if answer.missing == 0:
                     answer.open()
-                    if self._unattended:
-                        call = self._unattended.pop(seq, None)
+                    call = self._unattended.get(seq)
         if answer is None:
             self._discard({worker: value})  # of a question that was abandoned
         elif call is not None:
             call()
+            self._unattended.pop(seq, None)
 
     def _discard(self, values: Mapping[int, Any]) -> None:
         """Declines the arrays of answers that no call reads."""
@@ -499,12 +510,11 @@ class Inbox:
         with self._lock:
             if self._lost is None:
                 self._lost = error
-            for answer in self._answers.values():
+            for answer in list(self._answers.values()):
                 if answer.missing and answer.error is None:
                     answer.error = self._lost
                     answer.missing = 0
                     answer.open()
-            self._arrived.notify_all()
             calls, self._unattended = list(self._unattended.values()), {}
         self._some_unattended.set()
         for call in calls:
@@ -512,9 +522,9 @@ class Inbox:
 
     def disown(self, why: SessionError) -> None:
         """Ends every wait in a forked child, even if a thread of the parent held the lock."""
-        self._lock = threading.Lock()
-        self._arrived = threading.Condition(self._lock)
-        self._some_unattended = threading.Event()
+        self._lock = threading.RLock()
+        self.entered: Callable[[], bool] = owned(self._lock)
+        self._some_unattended = Event()
         self.decline = lambda _arrays: None
         self.told = True  # leaving is no wait, and the errors of workers are the parent's
         self.lose(why)
@@ -522,12 +532,13 @@ class Inbox:
     def reopen(self) -> None:
         """Prepares for other workers to repeat all answers that are still awaited."""
         with self._lock:
-            for seq, answer in self._answers.items():
+            for seq, answer in list(self._answers.items()):
                 if answer.missing == 0 and answer.error is None:
                     # A caller that has this answer may still find that its arrays are gone.
                     self._answers[seq] = Answer(answer.asked)
                 elif answer.missing:
                     answer.missing = answer.asked
+                    answer.replied.clear()
                     answer.values.clear()
                     answer.failures.clear()
 
@@ -541,7 +552,7 @@ class Inbox:
         """
         calls: list[Callable[[], None]] = []
         with self._lock:
-            for seq, answer in self._answers.items():
+            for seq, answer in list(self._answers.items()):
                 if first <= seq <= last and answer.missing and answer.error is None:
                     answer.error = make()
                     answer.missing = 0
@@ -625,8 +636,12 @@ class Inbox:
                 self.on_replaced(self._here() if scope is None else scope)
             raise answer.error.with_traceback(None)
         if answer.failures:
-            failures, answer.failures = answer.failures, []
-            raise self._choose(failures, self._here() if scope is None else scope)
+            error = self._choose(answer.failures, self._here() if scope is None else scope)
+            answer.failures = []
+            try:
+                raise error
+            finally:
+                del error  # else it would keep itself, by its traceback
         return answer
 
     def _await(self, answer: Answer, alive: Callable[[], None], deadline: Deadline | None) -> None:
@@ -739,21 +754,18 @@ class Inbox:
         """
         with self._lock:
             later = not self._answers[seq].complete
-            start = later and not self._watching
             if later:
                 self._unattended[seq] = call
-                self._watching = True
         if not later:
             call()
             return
-        if start:
+        if not self._watching:
             watch = threading.Thread(
                 target=self._watch, args=(alive,), name="disco-liveness", daemon=True
             )
             try:
                 start_thread(watch)
             except SessionError:
-                self._watching = False
                 self.forget(seq)
                 raise
         if not self._some_unattended.is_set():
@@ -761,6 +773,9 @@ class Inbox:
 
     def _watch(self, alive: Callable[[], None]) -> None:
         """Does what a waiting thread does each second, for answers without one."""
+        if self._watching:  # another thread has started one in the same moment
+            return
+        self._watching = True
         watched, since = 0, None
         while self._lost is None:
             self._some_unattended.clear()
@@ -843,9 +858,10 @@ class Inbox:
         with self._lock:
             self._take_unread()
             failed = self._oldest(scope, sync=sync, before=before)
-            if failed is not None and failed.is_aborted:
-                self._await_cause(failed)
-                failed = self._oldest(scope, sync=sync, before=before)
+        if failed is not None and failed.is_aborted:
+            self._await_cause(failed)
+        with self._lock:
+            failed = self._oldest(scope, sync=sync, before=before)
             if failed is None:
                 return  # perhaps another thread in this scope has raised it
             error = self._build(failed)
@@ -953,7 +969,7 @@ class Inbox:
         while self._lost is None and self._acked() < failed.seq and monotonic() < deadline:
             if not failed.is_aborted or failed.seq in self._skipped:
                 return
-            self._arrived.wait(_CAUSE_POLL_S)
+            time.sleep(_CAUSE_POLL_S)
 
     def _build(self, failed: _FailedCommand) -> RemoteError:
         """The error of a command; for an aborted collective, the failure that kept a rank out."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from disco_client.copies import Handle
-from disco_client.stacks import current_frames
+from disco_client.uncollected import current_frames, reset_variable, set_variable
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,7 @@ class Scope:
     """Issues commands, and gets their errors.
 
     Args:
-        owner: The task, or what lives as long as the thread; a block has none.
+        owner: The task, or what lives as long as the thread or the block.
         is_thread: Whether it is a thread's.
     """
 
@@ -45,7 +45,7 @@ class Scope:
     @property
     def ended(self) -> bool:
         """Whether it has ended, so that it will not wait again."""
-        if self._owner is None:
+        if self.closed or self._owner is None:
             return self.closed
         owner: Any = self._owner()
         return owner is None or (not self.is_thread and owner.done())
@@ -84,26 +84,30 @@ class _Found:
         key: The key of the thread that it is for; None for a task.
         task: Returns the task; weakly, because copies of a context may outlive it.
         scope: Its scope.
-        block: The innermost block that it is in, if any.
+        blocks: The blocks that it is in, the innermost first. Weakly: an exception may come
+            before the first line of a block's end, and then only the ``with`` ends that kept it.
     """
 
-    __slots__ = ("block", "key", "scope", "task")
+    __slots__ = ("blocks", "key", "scope", "task")
 
     def __init__(
-        self, key: object, task: Callable[[], object], scope: Scope, block: Block | None
+        self,
+        key: object,
+        task: Callable[[], object],
+        scope: Scope,
+        blocks: tuple[weakref.ref[Block], ...],
     ) -> None:
         self.key = key
         self.task = task
         self.scope = scope
-        self.block = block
+        self.blocks = blocks
 
     def within(self, log: object) -> Scope:
         """The scope for commands of a log: that of the innermost of its blocks, if any."""
-        block = self.block
-        while block is not None:
-            if block.log is log and not block.scope.closed:
+        for each in self.blocks:
+            block = each()
+            if block is not None and block.log is log and block.entered:
                 return block.scope
-            block = block.outer
         return self.scope
 
 
@@ -112,14 +116,14 @@ _found: ContextVar[_Found | None] = ContextVar("disco_scope", default=None)
 _mark: ContextVar[object] = ContextVar("disco_mark", default=None)
 _tasks: weakref.WeakKeyDictionary[Any, Scope] = weakref.WeakKeyDictionary()
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = threading.RLock()
 _asyncio: Any = None
 
 
 def _renew_lock() -> None:
     """Replaces it in a forked child, where a thread of the parent may have held it."""
     global _lock  # noqa: PLW0603  (a lock cannot be freed otherwise)
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -135,7 +139,7 @@ def current_scope(log: object) -> Scope:
     found = _found.get()
     if found is None or _running_loop() is not None or found.key is not _local.key:
         found = _look(found)
-    return found.scope if found.block is None else found.within(log)
+    return found.within(log) if found.blocks else found.scope
 
 
 def current_owner() -> Scope:
@@ -163,12 +167,12 @@ def _look(found: _Found | None) -> _Found:
 
 
 def _keep(task: object, scope: Scope, before: _Found | None) -> _Found:
-    block = None if before is None else before.block
+    blocks = () if before is None else before.blocks
     if task is None:
-        found = _Found(_local.key, _no_task, scope, block)
+        found = _Found(_local.key, _no_task, scope, blocks)
     else:
-        found = _Found(None, weakref.ref(task), scope, block)
-    _found.set(found)
+        found = _Found(None, weakref.ref(task), scope, blocks)
+    set_variable(_found, found)
     return found
 
 
@@ -219,7 +223,7 @@ def _find_lender() -> Any:
     is about to, in a function that holds the copy; a mark in the copy identifies it.
     """
     mark = object()
-    token = _mark.set(mark)
+    token = set_variable(_mark, mark)
     try:
         with _lock:
             loops = list(_loops)
@@ -232,7 +236,7 @@ def _find_lender() -> Any:
             task = _find_running(loops, stacks, mark) or _find_waiting(loops, mark)
         return task
     finally:
-        _mark.reset(token)
+        reset_variable(_mark, token)
 
 
 def _find_waiting(loops: Sequence[Any], mark: object) -> Any:
@@ -295,6 +299,14 @@ def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[
 # Blocks -----------------------------------------------------------------------------------
 
 
+class _Life:
+    """Lives as long as a block, which an exception may keep from saying that it ends."""
+
+    def done(self) -> bool:
+        """Whether it is over though it lives."""
+        return False
+
+
 class Block(Handle):
     """A scope for commands issued inside of a ``with`` block, and by tasks started there.
 
@@ -303,15 +315,16 @@ class Block(Handle):
 
     Attributes:
         scope: The scope of the block.
-        outer: The block that it is in, if any.
+        entered: Whether it has begun and not ended.
     """
 
     _instead: ClassVar[str] = "session.scope() makes another block"
 
     def __init__(self, log: object) -> None:
         self.log = log
-        self.scope: Scope = Scope()
-        self.outer: Block | None = None
+        self._life = _Life()
+        self.scope: Scope = Scope(self._life)
+        self.entered: bool = False
         self._token: Token[_Found | None] | None = None
 
     def __enter__(self) -> Self:
@@ -319,8 +332,9 @@ class Block(Handle):
             msg = "a scope can be entered once; session.scope() makes another one"
             raise RuntimeError(msg)
         found = _look(_found.get())
-        self.outer = found.block
-        self._token = _found.set(_Found(found.key, found.task, found.scope, self))
+        inside = _Found(found.key, found.task, found.scope, (weakref.ref(self), *found.blocks))
+        self._token = set_variable(_found, inside)
+        self.entered = True  # last, as an exception may come before
         return self
 
     def __exit__(
@@ -329,7 +343,7 @@ class Block(Handle):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.scope.closed = True
+        self.entered, self.scope.closed = False, True  # first, and without a call
         token, self._token = self._token, None
         if token is not None:
-            _found.reset(token)
+            reset_variable(_found, token)

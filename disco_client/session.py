@@ -11,6 +11,7 @@ from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
 from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
+from disco_client.reentry import import_uninterrupted
 from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
 
@@ -469,8 +470,7 @@ class Session:
             >>> program(session.broadcast(np.ones(2))).numpy()
             array([8., 8.])
         """
-        from disco_client.program import Capture
-
+        Capture = import_uninterrupted("disco_client.program").Capture  # noqa: N806  (a class)
         return Capture(self._core, name, Session._of)
 
     # Arrays ----------------------------------------------------------------------
@@ -871,9 +871,7 @@ class Session:
     @property
     def _engine(self) -> Engine:
         # Most programs use no distributed tensors, and do not load their code.
-        from disco_client.distributed.dispatch import Engine
-
-        return self._core.part(Engine)
+        return self._core.part(import_uninterrupted("disco_client.distributed.dispatch").Engine)
 
     # Collectives -----------------------------------------------------------------
 

@@ -6,16 +6,28 @@ own threads it aborts the process or waits for ever, so it is used only where th
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import threading
 import time
-from collections.abc import Generator
+import weakref
+from collections.abc import Callable, Generator
+from functools import partial
 
 from disco_client.clock import monotonic
 from disco_client.errors import SessionError
 
-__all__ = ["ThreadRefused", "check_threads", "is_refusal", "limits", "start_thread", "starting"]
+__all__ = [
+    "ThreadRefused",
+    "call_undisturbed",
+    "check_threads",
+    "is_own",
+    "is_refusal",
+    "limits",
+    "start_thread",
+    "starting",
+]
 
 _REFUSED = "start new thread"
 """What every Python says of a thread that the system does not start."""
@@ -30,15 +42,20 @@ class ThreadRefused(SessionError, RuntimeError):
 
 def limits() -> str:
     """The limit of this user's threads and processes, and how it is raised."""
-    now = ""
+    now = memory = ""
     with contextlib.suppress(ImportError):
         import resource  # not where there is no such limit
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         now = "" if soft == resource.RLIM_INFINITY else f", {soft} now"
+        space, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if space != resource.RLIM_INFINITY:
+            memory = (
+                f" or that of memory, in which each has a stack (ulimit -v, {space >> 10} now),"
+            )
     return (
         f"raise the limit of processes and threads (ulimit -u{now}; in a container --pids-limit,"
-        " of a systemd unit TasksMax), or end others of this user"
+        f" of a systemd unit TasksMax),{memory} or end others of this user"
     )
 
 
@@ -66,14 +83,60 @@ def starting(what: str) -> Generator[None]:
         raise ThreadRefused(msg) from error
 
 
+def is_own() -> bool:
+    """Whether the calling thread is one of a session, so that no signal handler interrupts it."""
+    return _OWN in vars(threading.current_thread())
+
+
+_OWN = "disco_own"
+
+
 def start_thread(thread: threading.Thread) -> None:
-    """Starts a thread.
+    """Starts a thread of a session.
 
     Raises:
         ThreadRefused: The system does not; the thread is named.
     """
+    vars(thread)[_OWN] = True
     with starting(thread.name):
-        thread.start()
+        call_undisturbed(thread.start)
+
+
+def call_undisturbed(call: Callable[[], object]) -> None:
+    """Calls something that an exception of a signal handler must not interrupt.
+
+    That is done in a thread of its own, which has no signal handlers. This one waits.
+
+    Raises:
+        RuntimeError: The system starts no thread.
+    """
+    over = threading.Lock()
+    over.acquire()
+    done = False
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        nonlocal done
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+            errors.append(error)
+        finally:
+            done = True
+
+    # Until a new thread runs, Python takes it for the one that starts it: what is raised
+    # asynchronously in this one may end it before its first line. Then there is another.
+    while not done:
+        task = partial(run)
+        # The thread alone keeps its task, however it ends.
+        ended = weakref.ref(task, lambda _: over.release())
+        # Not by a Thread, whose start is not whole before it returns.
+        _thread.start_new_thread(task, ())
+        del task
+        over.acquire()
+        del ended
+    if errors:
+        raise errors.pop()
 
 
 def check_threads(count: int, what: str) -> None:
@@ -86,22 +149,30 @@ def check_threads(count: int, what: str) -> None:
     Raises:
         ThreadRefused: It starts fewer.
     """
-    over = threading.Event()
+    over = threading.Lock()
+    over.acquire()
     made: list[threading.Thread] = []
     try:
         with starting(f"{what}, which needs {count} more"):
             for _ in range(count):
-                thread = threading.Thread(target=over.wait, name="disco-check", daemon=True)
+                thread = threading.Thread(
+                    target=_pass, args=(over,), name="disco-check", daemon=True
+                )
                 thread.start()
                 made.append(thread)
     finally:
-        over.set()
+        over.release()
         for thread in made:
             thread.join()
         # A thread is counted until the kernel has released it, a moment after it was joined.
         until = monotonic() + _GONE_S
         while any(map(_is_there, made)) and monotonic() < until:
             time.sleep(0)
+
+
+def _pass(gate: threading.Lock) -> None:
+    with gate:
+        pass
 
 
 def _is_there(thread: threading.Thread) -> bool:

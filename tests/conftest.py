@@ -185,7 +185,7 @@ def announce() -> Callable[..., tuple[DRef, int]]:
             command.args.add().bool = True
             return value.ByteSize()
 
-        _, reg = session._core.log.issue(Action.COPY_TO_WORKER0, fill, workers=(0,))
+        _, reg = session._core.log.issue(Action.COPY_TO_WORKER0, fill, reg=int, workers=(0,))
         ((ticket, _),) = uploads.offered
         return DRef(reg, session), ticket
 

@@ -26,6 +26,7 @@ from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
+from disco_client.reentry import Event, is_of_system
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
 from disco_client.transport.channel import (
     ReloadingChannel,
@@ -142,6 +143,10 @@ _CUT = (
 endpoint another thread has given up."""
 
 
+_CLOSED = "closed"
+"""In whatever gRPC says of a channel that was closed."""
+
+
 @contextlib.contextmanager
 def _translated() -> Generator[None]:
     """Translates errors of gRPC into those of an endpoint."""
@@ -154,9 +159,13 @@ def _translated() -> Generator[None]:
             raise EndpointLost(details(error), unreached=unreached) from error
         kind = TransferRefused if code is grpc.StatusCode.RESOURCE_EXHAUSTED else TransferFailed
         raise kind(details(error)) from error
-    except ValueError as error:  # another thread has closed the channel
-        raise EndpointLost(str(error)) from error
+    except ValueError as error:
+        if _CLOSED not in str(error):
+            raise
+        raise EndpointLost(str(error)) from error  # another thread has closed the channel
     except OSError as error:
+        if not is_of_system(error):
+            raise
         raise TransferFailed(str(error)) from error
 
 
@@ -191,7 +200,7 @@ class ArrayClient:
         self._lock = threading.Lock()
         self._direct: dict[str, ArrayEndpoint | None] = {}
         self._opening: dict[str, _Opening] = {}
-        self._over = threading.Event()
+        self._over = Event()
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed.
@@ -317,7 +326,7 @@ class _Opening:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        self.known = threading.Event()
+        self.known = Event()
         self._reached = False
         self._patient_until = monotonic() + _REACH_S
         try:

@@ -27,6 +27,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from disco_client.pb import controller_pb2, memory_pb2
+from disco_client.reentry import is_of_system
 from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
 from disco_client.wire.arrays import ALIGNMENT, byte_view, empty_array
 
@@ -469,6 +470,8 @@ class MemoryEndpoint:
                 self._connect(sock)
                 yield sock
             except ConnectionError as error:
+                if not is_of_system(error):
+                    raise
                 # The daemon is gone, or another thread closed this: the other way shows which.
                 raise EndpointLost(str(error)) from error
             finally:
@@ -480,7 +483,7 @@ class MemoryEndpoint:
         try:
             sock.connect(self._path)
         except OSError as error:
-            if error.errno in (errno.ENOMEM, errno.ENOBUFS):
+            if error.errno in (errno.ENOMEM, errno.ENOBUFS) or not is_of_system(error):
                 raise  # that says nothing of the daemon
             msg = f"no daemon answers at {self._path}: {error}"
             raise EndpointLost(msg) from error
@@ -532,8 +535,7 @@ def _receive_bytes(sock: socket.socket, fds: list[int]) -> bytes:
         more, ancillary, _, _ = sock.recvmsg(READ_BYTES, _FD_SPACE, CLOSED_ON_EXEC)
         fds += descriptors_in(ancillary)
         if not more:
-            msg = "the daemon ended the connection"
-            raise ConnectionResetError(msg)
+            raise ConnectionResetError(errno.ECONNRESET, "the daemon ended the connection")
         data += more
     return raw
 

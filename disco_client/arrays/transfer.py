@@ -10,6 +10,7 @@ import numpy as np
 
 from disco_client.errors import DiscoError, SessionError
 from disco_client.notebook import WorkTable
+from disco_client.reentry import is_of_system
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.arrays import byte_view, empty_array
@@ -32,7 +33,7 @@ def _typed(what: str) -> Generator[None]:
     try:
         yield
     except _EXHAUSTED as error:
-        if isinstance(error, DiscoError):
+        if isinstance(error, DiscoError) or not is_of_system(error):
             raise
         msg = f"the {what} of an array failed: {_reason(error)}"
         raise SessionError(msg) from error
@@ -76,7 +77,7 @@ class Uploads(ArrayPorter):
         self._transport = transport
         self.workers = workers
         self._raise_if_lost = raise_if_lost
-        self._issued = False
+        self._begun = self._issued = self._over = False
         self._done = 0
         self.offered: list[tuple[int, Array]] = []
 
@@ -110,22 +111,29 @@ class Uploads(ArrayPorter):
     def __enter__(self) -> Self:
         return self
 
+    @property
+    def under_way(self) -> bool:
+        """Whether workers may wait for arrays that are still to be sent."""
+        return self._begun and not self._over
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or not self.offered:
+            self._over = True
             return
-        # After an interrupt, or an error for lack of resources, it is unknown whether the
-        # command was issued. Errors of the program were found before that.
-        exhausted = isinstance(error, _EXHAUSTED) and not isinstance(error, DiscoError)
-        if self._issued or exhausted or not isinstance(error, Exception):
+        # Of other errors, such as that of a signal handler or for lack of resources, it is
+        # unknown whether the command was issued.
+        if self._issued or not isinstance(error, DiscoError):
             left = [(ticket, worker) for ticket, worker, _ in self._pairs()[self._done :]]
             if left:
                 self._transport.give_up(left, _reason(error.__cause__ or error))
+        self._over = True
         if isinstance(error, SessionError):
             # Where the session was lost, its own error says why.
             self._raise_if_lost()
 
-    def nbytes(self) -> int:
-        """How many bytes they have together."""
+    def begin(self) -> int:
+        """Notes that the command is being issued; returns how many bytes all have together."""
+        self._begun = bool(self.offered)
         return sum(array.nbytes for _, array in self.offered)
 
     def offer(self, array: Array) -> int:

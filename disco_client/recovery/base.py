@@ -17,6 +17,7 @@ from disco_client import errors
 from disco_client.clock import monotonic
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
 from disco_client.output import logger_of
+from disco_client.reentry import Condition
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.base import (
@@ -103,7 +104,12 @@ class Incarnation:
         self.done: Progress = Progress(len(transport.welcome.ranks), 0)
         self.target = 0
         self.sent: SentLog = SentLog(
-            transport.welcome.session, self._take, lambda: self.acked, owner.retain, changed
+            transport.welcome.session,
+            self._take,
+            events.left,
+            lambda: self.acked,
+            owner.retain,
+            changed,
         )
         self.holding: bool = number > 0
         self.passed: set[int] = set()
@@ -136,7 +142,9 @@ class Incarnation:
             nudge=self._nudge,
             acked=lambda: self.acked,
             take_batch=self._take,
+            left=own.left,
             send=self._send,
+            sent=self._sent,
             resend=self.sent.rewind,
             reply=self._reply,
             live=own.live,
@@ -175,10 +183,13 @@ class Incarnation:
         with self._changed:
             if self.error is not None:
                 return None
-            raw = self.sent.send()
+            return self.sent.send()
+
+    def _sent(self) -> None:
+        with self._changed:
+            self.sent.sent()
             if self.holding:
                 self._changed.notify_all()
-            return raw
 
     def _take(self, kills: bool) -> OutgoingBatch | None:
         """Returns the program's next commands, once the replay is over; the lock is held."""
@@ -267,7 +278,7 @@ class Recovering(ABC):
         self._span = span
         self._successor = successor
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Condition(self._lock)
         self._transport = first
         self._recovering = False
         self._leaving = False

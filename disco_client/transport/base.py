@@ -198,10 +198,13 @@ class Events:
         acked: Returns the newest command that every worker has executed.
         issued: Returns the newest command of all.
         take_batch: Gets whether freed registers alone are reason enough; returns
-            what to send now, or None. See ``CommandLog``.
+            what to send now, or None; the same until ``left``. See ``CommandLog``.
+        left: Gets the number of the last command of a batch that is on its way.
         reply: Gets (worker, reply), which it may change.
-        send: Returns the next envelope to send, or None, and keeps it until it
-            is executed: ``take_batch`` for connections that may lose it. See ``SentLog``.
+        send: Returns the next envelope to send, the same until ``sent``, or None, and keeps
+            it until it is executed: ``take_batch`` for connections that may lose it. See
+            ``SentLog``.
+        sent: Notes that this envelope is on its way.
         resend: Gets (seq, worker): everything beyond a command is to be sent again, to the
             node of that worker, or to all for None.
         live: Gets (worker, seq, value): the answer of a worker that shares memory
@@ -219,12 +222,14 @@ class Events:
     nudge: Callable[[], None]
     acked: Callable[[], int]
     take_batch: Callable[[bool], OutgoingBatch | None]
+    left: Callable[[int], None]
     reply: Callable[[int, EncodedReply], None]
     live: Callable[[int, int, Any], None]
     acknowledge: Callable[[int, int], None]
     log: Callable[[int, str, bool, list[str]], None]
     lost: Callable[[SessionError], None]
     send: Callable[[], bytes | None] = lambda: None
+    sent: Callable[[], None] = lambda: None
     resend: Callable[[int, int | None], None] = lambda _seq, _worker: None
     reopen: Callable[[], None] = lambda: None
     is_open: Callable[[int], bool] = lambda _seq: False
@@ -243,6 +248,11 @@ class Pump(Protocol):
     """
 
     sends_lone: bool
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading."""
+        ...
 
     def flush(self) -> None:
         """Sends what was issued."""

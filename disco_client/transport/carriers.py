@@ -8,12 +8,14 @@ can be made: it costs a fraction of the time. Everything else about a session is
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import socket
 import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
@@ -23,10 +25,11 @@ from disco_client.errors import AccessDenied, ConfigError
 from disco_client.forks import ForkLock
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
+from disco_client.reentry import Event, is_of_system, owned
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.address import Address
 from disco_client.transport.channel import ReloadingChannel, ask, denied, details
-from disco_client.wire.framing import FrameCutter, frame
+from disco_client.wire.framing import FrameCutter, FrameTooLong, frame
 
 if TYPE_CHECKING:
     import ssl
@@ -94,7 +97,11 @@ class Messages(Protocol):
         ...
 
     def take(self) -> bytes | None:
-        """Returns the next message; None where there is none now."""
+        """Returns the next message, the same until it left; None where there is none now."""
+        ...
+
+    def left(self, raw: bytes) -> None:
+        """Notes that a message that was taken is on its way."""
         ...
 
     def nudge(self) -> None:
@@ -107,7 +114,13 @@ class Messages(Protocol):
 
 
 class PolledStream(Protocol):
-    """A stream that can be read without waiting, by one thread at a time."""
+    """A stream that can be read without waiting, by one thread at a time.
+
+    Attributes:
+        arrived: Messages that came; who reads takes each out once it is handled.
+    """
+
+    arrived: deque[bytes]
 
     @property
     def is_silent(self) -> bool:
@@ -118,8 +131,8 @@ class PolledStream(Protocol):
         """What to poll."""
         ...
 
-    def receive(self) -> list[bytes] | None:
-        """Messages that are there; None at the end of the stream.
+    def receive(self) -> bool:
+        """Adds messages that are there to ``arrived``; False at the end of the stream.
 
         Raises:
             StreamBroken: It ended otherwise.
@@ -139,6 +152,11 @@ class OpenStream(Protocol):
     @property
     def polled(self) -> PolledStream | None:
         """Itself, where it can also be read without waiting."""
+        ...
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending."""
         ...
 
     def flush(self) -> None:
@@ -222,10 +240,11 @@ class GrpcStream:
 
     carrier = "grpc"
     polled = None
+    entered = False
 
     def __init__(self, call: Any, outgoing: Messages, metadata: Sequence[tuple[str, str]]) -> None:
         self.flush: Callable[[], None] = outgoing.nudge
-        self._over = threading.Event()
+        self._over = Event()
         self._threads: set[threading.Thread] = set()
         self._call = call(self._noted(outgoing), metadata=metadata)
         self._call.add_done_callback(self._end)
@@ -273,9 +292,16 @@ class GrpcStream:
 class FramedStream:
     """A stream of frames: a thread sends what no other does, and whoever reads it receives.
 
+    An exception may come out of any bytecode of a thread of the program that sends or reads. What
+    it had begun to send or to take in, the next thread goes on with; a message is sent again
+    where it is not noted that it left, and its receiver drops what it has had.
+
     Args:
         link: The connection, which the controller has admitted.
         outgoing: What it sends.
+
+    Attributes:
+        arrived: Messages that came; who reads takes each out once it is handled.
 
     Raises:
         ThreadRefused: There is no thread for it.
@@ -287,7 +313,7 @@ class FramedStream:
         self._link = link
         self._outgoing = outgoing
         self._cutter = FrameCutter()
-        self._arrived: deque[bytes] = deque()
+        self.arrived: deque[bytes] = deque()
         self._heard = monotonic()
         self._sender = threading.Thread(target=self._send, name="disco-commands", daemon=True)
         try:
@@ -305,22 +331,35 @@ class FramedStream:
                 with link.sending:
                     while (raw := outgoing.take()) is not None:
                         link.write(frame(raw))
+                        outgoing.left(raw)
                     link.write_rest()
         except OSError:  # whoever reads sees why
             self.close()
 
+    @property
+    def entered(self) -> bool:
+        """As of an open stream."""
+        return self._link.owned()
+
     def flush(self) -> None:
         """As of an open stream."""
         link, outgoing = self._link, self._outgoing
-        if link.sending.acquire(blocking=False):
+        if not link.owned():  # by a call in the middle of which this one comes
+            got: list[bool] = []
             try:
-                while link.is_clear and (raw := outgoing.take()) is not None:
+                # One call, so that an exception after it finds whether it got the lock.
+                got.extend(map(link.sending.acquire, (False,)))
+                while got[0] and link.is_clear and (raw := outgoing.take()) is not None:
                     link.write_some(frame(raw))
-            except OSError:
+                    outgoing.left(raw)
+            except OSError as error:
+                if not is_of_system(error):
+                    raise
                 self.close()
             finally:
-                link.sending.release()
-            if link.is_clear:
+                if True in got:
+                    link.sending.release()
+            if got[0] and link.is_clear:
                 return
         outgoing.nudge()  # the thread that sends does the rest
 
@@ -341,37 +380,45 @@ class FramedStream:
         return monotonic() - self._heard > SILENCE_S
 
     def __iter__(self) -> Iterator[bytes]:
-        while self._arrived or self._read(0):
-            if self._arrived:
-                yield self._arrived.popleft()
+        while self.arrived or self._read(0):
+            if self.arrived:
+                yield self.arrived.popleft()
 
-    def receive(self) -> list[bytes] | None:
+    def receive(self) -> bool:
         """As of a polled stream."""
         goes_on = self._read(socket.MSG_DONTWAIT)
         while goes_on and self._link.has_more:
             goes_on = self._read(socket.MSG_DONTWAIT)
         if self.is_silent:
             raise StreamBroken(_SILENT)
-        came = list(self._arrived)
-        self._arrived.clear()
-        return came if goes_on or came else None
+        return goes_on
 
     def _read(self, flags: int) -> bool:
         """Reads once; False at the end of the stream."""
+        cutter, link = self._cutter, self._link
         try:
-            frames = self._cutter.feed(data := self._link.receive(flags))
-        except BlockingIOError:
-            if flags:
+            data = link.receive(flags)
+            frames, rest = cutter.cut(data)
+        except BlockingIOError as error:
+            if flags and error.errno is not None:
                 return True
             raise StreamBroken(_SILENT) from None
-        except (OSError, ValueError) as error:
+        except (OSError, FrameTooLong) as error:
+            if isinstance(error, OSError) and not is_of_system(error):
+                raise
             raise StreamBroken(str(error)) from None
         if not data:
             return False
-        self._heard = monotonic()
-        self._arrived.extend(filter(None, frames))
+        arrived = deque((*self.arrived, *filter(None, frames)))
+        heard, nothing = monotonic(), list[int]()
+        # No call from here on, so that all of it has happened or nothing.
+        cutter.rest = rest
+        cutter.size = None
+        link.came = nothing
+        self.arrived = arrived
+        self._heard = heard
         if not all(frames):
-            self._link.answer()
+            link.answer()
         return True
 
     def close(self) -> None:
@@ -400,6 +447,8 @@ class _Link:
 
     Attributes:
         sending: Whoever writes holds it.
+        owned: Says whether the calling thread does.
+        came: How much a read has brought; it reads again when this is emptied.
         has_more: Whether some of what has come may be left to receive, which no poll tells.
     """
 
@@ -407,8 +456,13 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.sending = threading.Lock()
+        self.sending = threading.RLock()
+        self.owned: Callable[[], bool] = owned(self.sending)
+        self.came: list[int] = []
+        # What is to be sent: how much of the rest the socket has taken, and what follows it.
         self._rest = memoryview(b"")
+        self._taken: list[int] = []
+        self._coded: list[bytes] = []
         # Read into again and again: fresh memory costs many times what reading does.
         self._scratch = memoryview(bytearray(_READ_BYTES))
 
@@ -419,45 +473,63 @@ class _Link:
 
     def answer(self) -> None:
         """Gives a sign of life, unless something is being sent at this moment anyway."""
-        if self.sending.acquire(blocking=False):
-            try:
+        if self.owned():
+            return
+        got: list[bool] = []
+        try:
+            got.extend(map(self.sending.acquire, (False,)))
+            if got[0]:
                 self.write_some(frame(b""))
-            finally:
+        finally:
+            if True in got:
                 self.sending.release()
 
     @property
     def is_clear(self) -> bool:
         """Whether all that was written has left."""
+        self._settle()
         return not self._rest
 
     def write(self, data: bytes) -> None:
         """Sends all of it, behind what :meth:`write_some` has left."""
+        self._code(data)
         self.write_rest()
-        self.sock.sendall(self._coded(data))
 
     def write_some(self, data: bytes) -> None:
         """Sends what the socket takes at once, if nothing is left from before."""
-        if self._rest:
+        if not self.is_clear:
             return
-        coded = self._coded(data)
-        try:
-            sent = self.sock.send(coded, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(coded):
-            self._rest = memoryview(coded)[sent:]
+        self._code(data)
+        self._settle()
+        with contextlib.suppress(BlockingIOError):
+            self._taken.extend(map(self.sock.send, (self._rest,), (socket.MSG_DONTWAIT,)))
+        self._settle()
 
     def write_rest(self) -> None:
         """Sends what :meth:`write_some` has left."""
+        self._settle()
         if self._rest:
             self.sock.sendall(self._rest)
             self._rest = memoryview(b"")
 
-    def _coded(self, data: bytes) -> bytes:
-        return data
+    def _settle(self) -> None:
+        """Notes how much is still to be sent."""
+        if not (self._taken or self._coded):
+            return
+        rest = self._rest[sum(self._taken) :]
+        if self._coded:
+            rest = memoryview(b"".join((rest, *self._coded)))
+        taken, coded = list[int](), list[bytes]()
+        # No call from here on.
+        self._rest = rest
+        self._taken = taken
+        self._coded = coded
+
+    def _code(self, data: bytes) -> None:
+        self._coded.append(data)
 
     def receive(self, flags: int = 0) -> memoryview:
-        """Returns what has come, until the next call; empty at the end.
+        """Returns what has come, the same until ``came`` is emptied; nothing at the end.
 
         Args:
             flags: Of ``recv``.
@@ -465,7 +537,9 @@ class _Link:
         Raises:
             BlockingIOError: Nothing came for too long, or nothing is there.
         """
-        return self._scratch[: self.sock.recv_into(self._scratch, 0, flags)]
+        if not self.came:
+            self.came.extend(map(self.sock.recv_into, (self._scratch,), (0,), (flags,)))
+        return self._scratch[: self.came[0]]
 
 
 class _TlsLink(_Link):
@@ -489,9 +563,10 @@ class _TlsLink(_Link):
 
         self._wants_more = ssl.SSLWantReadError
         self._ends = ssl.SSLZeroReturnError, ssl.SSLEOFError
-        self._using = threading.Lock()
+        self._using = threading.RLock()
         self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._state = context.wrap_bio(self._received, self._encrypted, server_hostname=host)
+        self._brought: deque[bytes] = deque()
         while True:
             try:
                 self._state.do_handshake()
@@ -505,30 +580,35 @@ class _TlsLink(_Link):
     @property
     def has_more(self) -> bool:  # type: ignore[override]  (a property of this kind)
         """Whether what was read from the socket has not been decrypted yet."""
-        return self._received.pending > 0 or self._state.pending() > 0
+        return bool(self._brought) or self._received.pending > 0 or self._state.pending() > 0
 
     def _fill(self, flags: int) -> bool:
-        count = self.sock.recv_into(self._scratch, 0, flags)
+        if not self._brought:
+            self._brought.extend(map(self.sock.recv, (_READ_BYTES,), (flags,)))
+        goes_on = bool(self._brought[0])
         with self._using:
-            if count:
-                self._received.write(self._scratch[:count])
+            if goes_on:
+                # One call, so that what an exception interrupts is decrypted once.
+                deque(map(self._received.write, starmap(self._brought.popleft, ((),))), 0)
             else:
                 self._received.write_eof()
-        return count > 0
+        return goes_on
 
-    def _coded(self, data: bytes) -> bytes:
+    def _code(self, data: bytes) -> None:
         with self._using:
             self._state.write(data)
-            return self._encrypted.read()
+            self._coded.extend(starmap(self._encrypted.read, ((),)))
 
     def receive(self, flags: int = 0) -> memoryview:
         """As of a connection without encryption."""
         while True:
             with self._using:
                 try:
-                    # The types say it returns bytes; into a buffer, it returns their number.
-                    count = cast("Any", self._state).read(len(self._plain), self._plain)
-                    return self._plain[:count]
+                    if not self.came:
+                        # The types say it returns bytes; into a buffer, it returns their number.
+                        read = cast("Any", self._state).read
+                        self.came.extend(map(read, (len(self._plain),), (self._plain,)))
+                    return self._plain[: self.came[0]]
                 except self._wants_more:
                     pass
                 except self._ends:
@@ -633,25 +713,33 @@ def _connect(address: str, permit: controller_pb2.Permit, credentials: Credentia
     try:
         sock = _dial(where)
     except OSError as error:
+        if not is_of_system(error):
+            raise
         unreached.add(address, error)
         raise Unreached from error
     try:
         sock.settimeout(ANSWER_S)
         host = where.host or "localhost"  # as gRPC asks where there is no name
         link = _Link(sock) if context is None else _TlsLink(sock, context, host)
-        link.send(frame(permit.secret))
-        if bytes(link.receive()) != frame(b""):
-            msg = "it does not admit this connection"
-            raise ConnectionError(msg)
+        _be_admitted(link, permit.secret)
         sock.settimeout(None)
         tune(sock)
         seconds = int(SILENCE_S)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
-    except OSError as error:
+    except BaseException as error:
         sock.close()
+        if not isinstance(error, OSError) or not is_of_system(error):
+            raise
         unreached.add(address, error)
         raise Unreached from error
     return link
+
+
+def _be_admitted(link: _Link, secret: bytes) -> None:
+    link.send(frame(secret))
+    if bytes(link.receive()) != frame(b""):
+        raise ConnectionError(errno.ECONNREFUSED, "it does not admit this connection")
+    link.came = []
 
 
 def _dial(where: Address) -> socket.socket:
@@ -661,7 +749,7 @@ def _dial(where: Address) -> socket.socket:
     try:
         sock.settimeout(CONNECT_S)
         sock.connect(where.path)
-    except OSError:
+    except BaseException:
         sock.close()
         raise
     return sock

@@ -11,6 +11,7 @@ import _thread
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ import grpc
 from disco_client.clock import LONGEST_S
 from disco_client.errors import AccessDenied, ConfigError, ConnectionFailed
 from disco_client.forks import check_grpc, keep_in_children, leak
+from disco_client.reentry import Event
 from disco_client.threads import ThreadRefused, check_threads, start_thread, starting
 from disco_client.transport.address import Address
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
@@ -34,6 +36,7 @@ __all__ = [
     "abandon",
     "ask",
     "await_controller",
+    "carries_calls",
     "check_grpc_threads",
     "connection_limit",
     "denied",
@@ -492,7 +495,7 @@ def ask(call: Any, request: Any, *, timeout: float, **options: Any) -> Any:
 
 
 def _result(made: Any, timeout: float) -> Any:
-    over = threading.Event()
+    over = Event()
 
     def end(_made: object) -> None:
         over.set()
@@ -503,6 +506,38 @@ def _result(made: Any, timeout: float) -> Any:
         if made.cancelled():
             raise grpc.RpcError(f"DEADLINE_EXCEEDED: no answer within {timeout:g} s")
     return made.result()
+
+
+_THREADS_OF_GRPC = os.path.join(os.path.dirname(grpc.__file__), "_channel.py")  # noqa: PTH118, PTH120
+"""Where gRPC's threads of a channel begin."""
+
+
+class _Known(threading.local):
+    """What is known of the calling thread.
+
+    Attributes:
+        carries: Whether it carries calls of gRPC; None if that was not looked up yet.
+    """
+
+    carries: bool | None = None
+
+
+_known = _Known()
+
+
+def carries_calls() -> bool:
+    """Whether the calling thread is one of gRPC's, or makes one call for the main thread.
+
+    A finalizer may run there. While it waits the call does not go on, for which workers may wait.
+    """
+    if _known.carries is None:
+        frame, where = sys._getframe(), ""  # noqa: SLF001  (there is no other way)
+        while frame is not None:
+            if frame.f_code.co_filename != threading.__file__:
+                where = frame.f_code.co_filename
+            frame = frame.f_back
+        _known.carries = where == _THREADS_OF_GRPC
+    return _known.carries
 
 
 def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> _T:
@@ -541,11 +576,13 @@ class _Work(Generic[_T]):
         self._cancelled = False
         self._found: list[_T] = []
         self._error: BaseException | None = None
+        self._ended = False
         # A bare lock, because an Event has another one inside, which Ctrl-C could leave taken.
         self.over = _thread.allocate_lock()
         self.over.acquire()
 
     def run(self) -> None:
+        _known.carries = True
         try:
             self._call = call = self._begin()
             if self._cancelled:
@@ -554,11 +591,14 @@ class _Work(Generic[_T]):
         except BaseException as error:  # noqa: BLE001  (it is the caller's)
             self._error = error
         finally:
+            self._ended = True
             self.over.release()
 
     def cancel(self) -> None:
         """Ends the call, and waits for that: its buffers are the caller's again."""
         self._cancelled = True
+        if self._ended:  # and the lock may be taken already
+            return
         if self._call is not None:
             try:
                 start_thread(threading.Thread(target=self._call.cancel, daemon=True))

@@ -19,9 +19,10 @@ from disco_client import errors
 from disco_client.arrays.client import ArrayClient
 from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
-from disco_client.interrupts import HeldInterrupts
+from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
+from disco_client.reentry import Condition, Event, owned
 from disco_client.telemetry import spans
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.admin import ask_for_inspection
@@ -45,6 +46,7 @@ from disco_client.transport.carriers import (
 from disco_client.transport.channel import (
     ReloadingChannel,
     await_controller,
+    carries_calls,
     check_grpc_threads,
     why_refused,
 )
@@ -82,10 +84,16 @@ __all__ = ["GrpcTransport", "Outgoing", "SessionStream", "error_before", "error_
 
 
 class Outgoing:
-    """Commands in their order, and messages of the transport between them."""
+    """Commands in their order, and messages of the transport between them.
+
+    Attributes:
+        entered: Says whether the calling thread is in the middle of taking one.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
+        self.entered: Callable[[], bool] = owned(self._lock)
         self._events: Events | None = None
         self._held = True
         self._turn = 0
@@ -130,7 +138,7 @@ class Outgoing:
 
     def say(self, raw: bytes) -> None:
         """Sends an envelope ahead of waiting commands."""
-        with self._changed:
+        with self._lock:
             self._said.append(raw)
             self._changed.notify_all()
         if self._events is not None:
@@ -183,13 +191,23 @@ class Outgoing:
             return True
 
     def take(self, turn: int) -> bytes | None:
-        """Returns the next envelope of a stream; None where there is none now."""
-        with self._changed:
+        """Returns the next envelope of a stream, the same until it left; None without one."""
+        with self._lock:
             if turn != self._turn:
                 return None
             if self._said:
-                return self._said.popleft()
+                return self._said[0]
             return None if self._held or self._events is None else self._events.send()
+
+    def left(self, turn: int, raw: bytes) -> None:
+        """Notes that an envelope that was taken is on its way."""
+        with self._lock:
+            if turn != self._turn:
+                return
+            if self._said and self._said[0] is raw:
+                self._said.popleft()
+            elif self._events is not None:
+                self._events.sent()
 
 
 class OutgoingTurn:
@@ -215,15 +233,20 @@ class OutgoingTurn:
         return False
 
     def take(self) -> bytes | None:
-        """Returns the next envelope; None where there is none now."""
+        """Returns the next envelope, the same until it left; None where there is none now."""
+        return self._outgoing.take(self._turn) if self._first is None else self._first
+
+    def left(self, raw: bytes) -> None:
+        """Notes that an envelope that was taken is on its way."""
         if self._first is None:
-            return self._outgoing.take(self._turn)
-        first, self._first = self._first, None
-        return first
+            self._outgoing.left(self._turn, raw)
+        else:
+            self._first = None
 
     def __iter__(self) -> Iterator[bytes]:
         while self.wait():
             while (raw := self.take()) is not None:
+                self.left(raw)
                 yield raw
 
 
@@ -342,11 +365,12 @@ class SessionStream:
         self._incoming: Iterator[EncodedEnvelope] = iter(())
         self._arrived: deque[EncodedEnvelope] = deque()
         self._early: deque[EncodedEnvelope] = deque()
-        self._reader: SharedReader | None = None
+        # At once, as the session would be lost where there is no descriptor for it later.
+        self._reader = SharedReader(self._take_in) if hasattr(select, "epoll") else None
         self._source: PolledStream | None = None
         self._events: Events | None = None
         self._outcome: _Outcome | None = None
-        self._torn: errors.SessionLost | None = None
+        self._runner = 0
         # Counts only time with checks: what arrived while no thread ran is not read yet.
         self._clock = RunClock(_LOOK_S)
         self._heard = self._asked = self._clock()
@@ -358,11 +382,11 @@ class SessionStream:
         self._unconfirmed_bytes: Counter[str] = Counter()
         self._awaited: set[str] = set()
         self._low = 0
-        self._leaving = threading.Event()
+        self._leaving = Event()
         self._ready = controller_pb2.SessionReady()
         self._issued: Callable[[], int] = lambda: 0
         self._acked: Callable[[], int] = lambda: 0
-        self._given_up_lock = threading.Lock()
+        self._given_up_lock = threading.RLock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
         self.draining: tuple[str, ...] = ()
         self.expiry: Expiry | None = None
@@ -500,9 +524,9 @@ class SessionStream:
     def run(self, events: Events) -> errors.SessionError:
         """Sends and delivers until the session is over; says how it ended."""
         session = self._ready.session
+        self._runner = threading.get_ident()
         self._issued, self._acked = events.issued, events.acked
-        if hasattr(select, "epoll"):
-            self._reader = SharedReader(self._take_in)
+        if self._reader is not None:
             self._reader.unattended = events.unattended
         self._out.start(events, envelope(EnvelopeKind.CLOSE, session=session))
         while True:
@@ -516,7 +540,6 @@ class SessionStream:
             except StreamBroken as broke:
                 ended, why = None, self._broken(broke)
             self.connected = False
-            ended = ended or self._torn
             if ended is None and not self._leaving.is_set():
                 ended = self._come_back(why)
             if ended is not None or self._leaving.is_set():
@@ -550,20 +573,25 @@ class SessionStream:
             return
         outcome = None
         try:
-            frames = source.receive()
-            for raw in frames or ():
-                for _, each in envelopes_in(raw):
+            goes_on = source.receive()
+            while source.arrived:  # also what a thread that was interrupted has left
+                for _, each in envelopes_in(source.arrived[0]):
                     if (ended := self._receive(each, events)) is not None:
                         outcome = _Outcome(ended)
-            if frames is None:
-                outcome = _Outcome()
-        except Exception as error:  # noqa: BLE001  (raised by the reader's thread)
+                source.arrived.popleft()
+            if not goes_on:
+                outcome = outcome or _Outcome()
+        except StreamBroken as error:
+            outcome = _Outcome(error=error)
+        except Exception as error:
+            if threading.get_ident() != self._runner:
+                raise  # perhaps of a signal handler; if not, the reader's thread meets it again
             outcome = _Outcome(error=error)
         if outcome is not None and self._reader is not None:
             self._source = None
+            self._outcome = outcome
             with contextlib.suppress(OSError, ValueError):
                 self._reader.replies.unregister(source.fileno())
-            self._outcome = outcome
             self._reader.wake()
 
     def _receive(self, received: EncodedEnvelope, events: Events) -> errors.SessionError | None:
@@ -571,10 +599,13 @@ class SessionStream:
         self._heard = self._clock()
         kind = received.kind
         if kind == EnvelopeKind.REPLY:
+            worker = received.worker_plus_one - 1
             if self._is_next(received):
-                reply = EncodedReply.FromString(received.payload)
-                events.reply(received.worker_plus_one - 1, reply)
-                self._confirm(received.worker_plus_one - 1, len(received.payload))
+                events.reply(worker, EncodedReply.FromString(received.payload))
+                # Only now, as the reply is handled again where an exception comes before.
+                self._numbers[worker] = received.first_seq
+                self._asked = self._heard
+                self._confirm(worker, len(received.payload))
         elif kind == EnvelopeKind.LOG:
             self._printed(controller_pb2.LogLines.FromString(received.payload), events)
         elif kind == EnvelopeKind.CORDON:
@@ -617,8 +648,6 @@ class SessionStream:
         worker, number = received.worker_plus_one - 1, received.first_seq
         expected = self._numbers[worker] + 1
         if number == expected:
-            self._numbers[worker] = number
-            self._asked = self._heard
             return True
         if number > expected and self._gaps.get(worker) != expected:
             self._gaps[worker] = expected
@@ -717,16 +746,17 @@ class SessionStream:
     def wait(self, waiter: threading.Lock, seconds: float) -> bool:
         """Sends what was issued, and waits for a lock that a reply will free; whether it has it."""
         if self._reader is None or self._source is None:
-            with HeldInterrupts():
-                self.flush()
+            self.flush()
             return waiter.acquire(timeout=seconds)
-        return self._reader.wait(waiter, seconds, self.flush, self._tear)
+        return self._reader.wait(waiter, seconds, self.flush)
 
-    def _tear(self, error: BaseException) -> None:
-        """Ends the session: an exception was raised in the middle of a message."""
-        msg = f"session {self._ready.name!r} was interrupted in the middle of its work: {error!r}"
-        self._torn = errors.SessionLost(msg)
-        self._streams[-1].close()
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading, or alone does that."""
+        if carries_calls() or (self._source is None and self._runner == threading.get_ident()):
+            return True
+        reading = self._reader is not None and self._reader.entered
+        return reading or self._out.entered() or self._streams[-1].entered
 
     # Reconnecting --------------------------------------------------------------------------
 
@@ -880,21 +910,28 @@ class GrpcTransport:
         ConfigError: The credentials do not fit, or cannot be read.
         ConnectionFailed: No controller answers there.
         ThreadRefused: The system starts too few threads.
+        DescriptorRefused: It opens too few descriptors.
     """
 
     def __init__(
         self, address: str, connect_timeout: float, credentials: Credentials = NO_CREDENTIALS
     ) -> None:
         check_grpc_threads("the connection of a session")
+        check_descriptors(OF_A_CONNECTION, "the connection of a session")
         self._line = ReloadingChannel(address, credentials)
-        self._stream = SessionStream(self._line, address)
-        self._ended = threading.Event()
+        try:
+            self._stream = SessionStream(self._line, address)
+        except BaseException:
+            self._line.close()
+            raise
+        self._ended = Event()
         self._error: errors.SessionError | None = None
         self._reader: threading.Thread | None = None
         self._unread: Events | None = None
         try:
             await_controller(self._line, connect_timeout)
         except BaseException:
+            self._stream.close()
             self._line.close()
             raise
 
@@ -965,6 +1002,7 @@ class GrpcTransport:
             ready, newest = opened()
         except BaseException:
             self._stream.cancel()
+            self._stream.close()
             self._line.close()
             self._stream.join(_JOIN_S)
             raise
@@ -1026,8 +1064,12 @@ class GrpcTransport:
 
     def flush(self) -> None:
         """Sends what was issued."""
-        with HeldInterrupts():
-            self._stream.flush()
+        self._stream.flush()
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading."""
+        return self._stream.entered
 
     def send(self) -> None:
         """Sends what was issued; the reader's thread reads the answer if no other does."""
@@ -1127,6 +1169,8 @@ class GrpcTransport:
             self._ended.wait(timeout)
             self._stream.cancel()
             reader.join(timeout)
+        elif reader is None:
+            self._stream.close()  # it was never read
         self._arrays.close()
         self._line.close()
         self._stream.join(timeout)

@@ -27,18 +27,27 @@ class Progress:
         self.fastest: int = seq
         self._at_slowest = count
 
+    def knows(self, worker: int, seq: int) -> bool:
+        """Whether noting a command of a worker would change nothing."""
+        return seq <= self.each[worker] and self._at_slowest > 0
+
     def note(self, worker: int, seq: int) -> bool:
-        """Notes a command of a worker; returns whether the slowest are further now."""
+        """Notes a command of a worker; returns whether the slowest are further now.
+
+        A call that an exception interrupts may be repeated.
+        """
         former = self.each[worker]
-        if seq <= former:
+        if seq > former:
+            # Without a call, between which an exception may come.
+            self.each[worker] = seq
+            if seq > self.fastest:  # noqa: PLR1730  (max() is a call)
+                self.fastest = seq
+            if former <= self.slowest:
+                self._at_slowest -= 1
+        if self._at_slowest > 0:
             return False
-        self.each[worker] = seq
-        self.fastest = max(self.fastest, seq)
-        if former > self.slowest:
-            return False
-        self._at_slowest -= 1
-        if self._at_slowest:
-            return False
-        self.slowest = min(self.each)
-        self._at_slowest = self.each.count(self.slowest)
+        slowest = min(self.each)
+        count = self.each.count(slowest)
+        self.slowest = slowest
+        self._at_slowest = count
         return True

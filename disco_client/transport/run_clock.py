@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Generator
 
 from disco_client.clock import monotonic
+from disco_client.reentry import Event
 from disco_client.threads import ThreadRefused, start_thread
 
 __all__ = ["RunClock"]
@@ -53,7 +54,7 @@ class RunClock:
 
         Where the system starts no thread, only as much counts as the block's own turns show.
         """
-        over = threading.Event()
+        over = Event()
 
         def turn() -> None:
             while not over.wait(self._longest / 4):

@@ -41,7 +41,8 @@ class SentLog:
     Args:
         session: The session's id, written into each envelope.
         take_batch: Returns the program's next commands, if there are any; gets whether
-            freed registers alone are reason enough.
+            freed registers alone are reason enough. It returns the same until ``left``.
+        left: Gets the number of the last command of a batch that is on its way.
         acked: Returns the newest command that every worker has executed.
         retain: The retention policy: gets each batch, in order, that needs no connection
             any more. The default forgets it.
@@ -53,18 +54,21 @@ class SentLog:
         self,
         session: int,
         take_batch: Callable[[bool], OutgoingBatch | None],
+        left: Callable[[int], None],
         acked: Callable[[], int],
         retain: Callable[[SentBatch], None] = lambda _batch: None,
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._session = session
         self._take_batch = take_batch
+        self._left = left
         self._acked = acked
         self._retain = retain
-        self._lock = lock or threading.Lock()
+        self._lock = lock or threading.RLock()
         self._in_flight: deque[SentBatch] = deque()
         # By the worker whose node alone gets them, and None for all nodes.
         self._unsent: dict[int | None, deque[SentBatch]] = {}
+        self._sending: tuple[int | None, SentBatch] | None = None
 
     @property
     def num_unsent(self) -> int:
@@ -72,11 +76,12 @@ class SentLog:
         return sum(map(len, self._unsent.values()))
 
     def send(self) -> bytes | None:
-        """Returns the next envelope to send, or None; never waits."""
+        """Returns the next envelope to send, the same until :meth:`sent`, or None; never waits."""
         with self._lock:
-            worker, batch = self._take_unsent() if self._unsent else (None, self._take())
-        if batch is None:
-            return None
+            worker, batch = self._look_unsent() if self._unsent else (None, self._take())
+            if batch is None:
+                return None
+            self._sending = worker, batch
         return envelope(
             EnvelopeKind.BATCH,
             batch.payload,
@@ -86,18 +91,30 @@ class SentLog:
             last_seq=batch.last_seq,
         )
 
-    def _take_unsent(self) -> tuple[int | None, SentBatch]:
+    def sent(self) -> None:
+        """Notes that the envelope that :meth:`send` returned is on its way."""
+        with self._lock:
+            if self._sending is None:
+                return
+            worker, batch = self._sending
+            batches = self._unsent.get(worker)
+            if batches and batches[0] is batch:
+                batches.popleft()
+            self._left(batch.last_seq)
+            if batches is not None and not batches:
+                self._unsent.pop(worker, None)
+
+    def _look_unsent(self) -> tuple[int | None, SentBatch]:
         worker, batches = next(iter(self._unsent.items()))
-        batch = batches.popleft()
-        if not batches:
-            del self._unsent[worker]
-        return worker, batch
+        return worker, batches[0]
 
     def _take(self) -> SentBatch | None:
         taken = self._take_batch(True)
         if taken is None:
             return None
         self._settle()
+        if self._in_flight and self._in_flight[-1].last_seq == taken.last_seq:
+            return self._in_flight[-1]  # it was taken before, and has not left
         batch = SentBatch(taken.first_seq, taken.last_seq, taken.payload(), bool(taken.calls))
         self._in_flight.append(batch)
         return batch

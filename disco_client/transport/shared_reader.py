@@ -6,6 +6,12 @@ with everything else of the session and, while no thread waits, `replies` itself
 waits removes `replies` from `house`, so the keeper does not wake for what it need not handle. A
 program that waits once waits again soon, so the keeper gets it back only when no thread has
 waited for a moment, or at once where something is to be read though no thread waits.
+
+A thread that waits may be entered again by a signal handler that waits too: while it polls, the
+handler reads in its place. An exception may come out of any bytecode of it. What it had begun to
+handle is handled again by the next thread that reads, so handling may be repeated. No lock
+decides who reads: a comparison and an assignment do, between which CPython calls nothing and
+switches to no other thread.
 """
 
 from __future__ import annotations
@@ -15,14 +21,18 @@ import math
 import os
 import select
 import threading
+import time
+import weakref
 from collections.abc import Callable
 
 from disco_client.clock import LONGEST_S, monotonic
-from disco_client.interrupts import HeldInterrupts
+from disco_client.descriptors import opening_descriptors
+from disco_client.errors import Reentered
 
 __all__ = ["READABLE", "SharedReader"]
 
 READABLE: int = getattr(select, "EPOLLIN", 1)
+_ONCE: int = getattr(select, "EPOLLONESHOT", 1 << 30)
 _IDLE_S = 0.05
 """How often the keeper checks whether a thread has waited since the last time; what comes
 for no thread is read up to twice as much later."""
@@ -31,13 +41,39 @@ _QUICK_S = 0.001
 """After a wait that took longer, the next one does not poll: the processor is the workers'."""
 
 
+_LOOK_S = 0.001
+"""How often the end of reading looks whether a thread still reads."""
+
+
+class _Turn:
+    """The turn of a thread that reads.
+
+    Attributes:
+        ident: The thread.
+        polls: Whether it only polls, so that a signal handler in it may read.
+    """
+
+    __slots__ = ("ident", "polls")
+
+    def __init__(self) -> None:
+        self.ident = threading.get_ident()
+        self.polls = False
+
+
+def _eventfd(made: contextlib.ExitStack, at_first: int) -> int:
+    fd = os.eventfd(at_first, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    made.callback(os.close, fd)
+    return fd
+
+
 class SharedReader:
     """Lets threads take turns at reading, one at a time; Linux only.
 
     The keeper is a thread of its owner that calls :meth:`keep` again and again.
 
     Args:
-        handle: Handles events of ``replies``; called by one thread at a time.
+        handle: Handles events of ``replies``, and what was left of those before where an
+            exception interrupted it; called by one thread at a time.
         looks: How often a waiting thread polls before it sleeps, where waits are short.
 
     Attributes:
@@ -45,27 +81,35 @@ class SharedReader:
         house: Has what only the keeper looks after.
         wake_fd: Is among what :meth:`keep` returns after :meth:`wake`.
         unattended: Whether something is to be read though no thread waits for it.
+
+    Raises:
+        DescriptorRefused: The system has too few descriptors for it.
     """
 
     def __init__(
         self, handle: Callable[[list[tuple[int, int]]], object], *, looks: int = 0
     ) -> None:
-        self._handle = handle
+        self._handler = handle
+        self._whole = True
         self._looks = looks
-        self._reading = threading.Lock()
+        self._reading: _Turn | None = None
         self.unattended: Callable[[], bool] = lambda: False
-        self._followers: set[threading.Lock] = set()
+        # Weak, as an exception may keep a thread from saying that it waits no more.
+        self._followers: weakref.WeakSet[threading.Lock] = weakref.WeakSet()
         self._apart = False
         self._led = False
         self._timed = False
         self._quick = True
         self._closed = False
-        self.replies = select.epoll()
-        self.house = select.epoll()
+        self._open = threading.RLock()
+        with opening_descriptors("reading what workers reply"), contextlib.ExitStack() as made:
+            self.replies = made.enter_context(select.epoll())
+            self.house = made.enter_context(select.epoll())
+            self.wake_fd, self._over, self._again = (_eventfd(made, at) for at in (0, 0, 1))
+            self._close = made.pop_all().close
         self._replies_fd = self.replies.fileno()
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._over = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.replies.register(self._over, READABLE)
+        self.replies.register(self._again, 0)
         self.house.register(self.wake_fd, READABLE)
         self.house.register(self._replies_fd, READABLE)
 
@@ -98,34 +142,66 @@ class SharedReader:
 
     def read(self) -> bool:
         """Reads what is there, without waiting; False where another thread reads."""
-        if not self._reading.acquire(blocking=False):
-            return False
+        turn = _Turn()
         try:
+            if self._reading is not None:
+                return False
+            self._reading = turn
             self._handle(self.replies.poll(0))
+            return True
         finally:
-            self._reading.release()
-        return True
+            if self._reading is turn:
+                self._reading = None
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        self._whole = False
+        self._handler(events)
+        self._whole = True
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is reading, and does more than wait."""
+        turn = self._reading
+        return turn is not None and not turn.polls and turn.ident == threading.get_ident()
 
     def _take_back(self) -> None:
         """Reads the replies from now on, if no thread has led since the last time."""
         if self._led:
             self._led = False
-        elif self._reading.acquire(blocking=False):
-            self._hand_back()
+            return
+        self.attend()
+        if not self._apart:
             self._timed = False
-            self._reading.release()
+            self.read()  # also what an interrupted thread has left
 
-    def _hand_back(self) -> None:
-        """Lets the keeper read; the caller holds the lock."""
-        if self._apart and not self._closed:
-            self._apart = False
-            self.house.modify(self._replies_fd, READABLE)
+    def attend(self) -> None:
+        """Lets the keeper read replies from now on, unless a thread of the program does."""
+        turn = _Turn()
+        try:
+            if self._reading is None and self._apart and not self._closed:
+                self._reading = turn
+                self.house.modify(self._replies_fd, READABLE)
+                self._apart = False
+        finally:
+            if self._reading is turn:
+                self._reading = None
 
     def wake(self) -> None:
         """Lets :meth:`keep` return."""
-        if not self._closed:
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self.wake_fd, 1)
+        self._write(self.wake_fd)
+
+    def _write(self, fd: int) -> None:
+        """Writes to one of the descriptors, which the program has again once they are closed."""
+        with self._open:
+            if not self._closed:
+                with contextlib.suppress(OSError):
+                    os.eventfd_write(fd, 1)
+
+    def notify_reader(self) -> None:
+        """Lets the thread that reads look whether its lock is free."""
+        with self._open:
+            if not self._closed:
+                self.replies.modify(self._again, READABLE | _ONCE)
 
     # The program's side -------------------------------------------------------------------
 
@@ -134,7 +210,6 @@ class SharedReader:
         waiter: threading.Lock,
         seconds: float,
         send: Callable[[], Callable[[], bool] | None],
-        tear: Callable[[BaseException], object],
     ) -> bool:
         """Sends, and reads replies until a lock is free.
 
@@ -143,36 +218,60 @@ class SharedReader:
             seconds: How long to wait at most, up to a day.
             send: Sends what was issued; returns whether the reply need not be waited for,
                 because its content is known, or None.
-            tear: Gets what was raised in the middle of sending or reading.
 
         Returns:
             Whether this thread holds the lock now, or need not hold it.
+
+        Raises:
+            Reentered: This thread is handling replies.
         """
         seconds = min(max(seconds, 0.0), LONGEST_S)
-        with HeldInterrupts() as held:
-            try:
-                # The keeper would wake for the reply if this thread began to lead later.
-                if not self._lead(waiter):
-                    send()
-                    return self._follow(waiter, seconds, held)
-                try:
-                    return self._read_until(waiter, seconds, held, send())
-                finally:
-                    self._stop_leading()
-            except BaseException as error:
-                if not (held.open or held.delivered):
-                    tear(error)
-                raise
+        turn, reading = _Turn(), self._reading
+        if reading is not None and reading.ident == turn.ident:
+            return self._wait_inside(reading, waiter, seconds, send)
+        follows = reading is not None
+        try:
+            if follows:
+                # Before another look, so that the thread that leads sees it when it stops.
+                self._followers.add(waiter)
+            if self._reading is None and not self._closed:
+                self._reading = turn
+                self._lead()
+                return self._read_until(waiter, seconds, turn, send())
+            if not follows:
+                follows = True
+                self._followers.add(waiter)
+                self.attend()  # where no thread reads any more, which may not have seen this one
+            send()
+            return waiter.acquire(timeout=seconds)
+        finally:
+            if self._reading is turn:
+                self._reading = None
+            if follows:
+                self._followers.discard(waiter)
+            # Another thread reads from now on; after a while the keeper does.
+            if self._followers or self.unattended():
+                self.attend()
 
-    def _lead(self, waiter: threading.Lock) -> bool:
-        """Makes the calling thread the one that reads replies; whether it is."""
-        self._followers.add(waiter)  # first, so that the thread that leads sees it when it stops
-        if not self._reading.acquire(blocking=False):
-            return False  # another thread reads for all
-        self._followers.discard(waiter)
-        if self._closed:
-            self._reading.release()
-            return False
+    def _wait_inside(
+        self,
+        turn: _Turn,
+        waiter: threading.Lock,
+        seconds: float,
+        send: Callable[[], Callable[[], bool] | None],
+    ) -> bool:
+        """The same in a signal handler of the thread that reads."""
+        if not turn.polls:
+            raise Reentered
+        turn.polls = False
+        try:
+            return self._read_until(waiter, seconds, turn, send())
+        finally:
+            turn.polls = True
+            self.notify_reader()  # what the interrupted call waits for may have come meanwhile
+
+    def _lead(self) -> None:
+        """Takes the replies from the keeper."""
         self._led = True
         if not self._apart:
             self._apart = True
@@ -180,38 +279,17 @@ class SharedReader:
         if not self._timed:
             self._timed = True
             os.eventfd_write(self.wake_fd, 1)  # from now on the keeper watches the time
-        return True
-
-    def _stop_leading(self) -> None:
-        """Lets another thread lead; after a while the keeper reads again."""
-        self._reading.release()
-        if self._followers or self.unattended():
-            self.attend()
-
-    def _follow(self, waiter: threading.Lock, seconds: float, held: HeldInterrupts) -> bool:
-        """Waits for a lock that the leading thread, or the keeper after it, will free."""
-        try:
-            held.open = True
-            got = waiter.acquire(timeout=seconds)
-            held.open = False
-        finally:
-            self._followers.discard(waiter)
-        return got
-
-    def attend(self) -> None:
-        """Lets the keeper read replies from now on, unless a thread of the program does."""
-        if self._apart and self._reading.acquire(blocking=False):
-            self._hand_back()
-            self._reading.release()
 
     def _read_until(
         self,
         waiter: threading.Lock,
         seconds: float,
-        held: HeldInterrupts,
+        turn: _Turn,
         seen: Callable[[], bool] | None,
     ) -> bool:
         began = monotonic()
+        if not self._whole:
+            self._handle([])  # what an interrupted thread has left, which no poll tells
         for _ in range(self._looks if self._quick else min(self._looks, 1)):
             if waiter.acquire(blocking=False) or (seen is not None and seen()):
                 return True
@@ -225,9 +303,9 @@ class SharedReader:
             if left <= 0:
                 self._quick = False
                 return False
-            held.open = True
+            turn.polls = True
             events = self.replies.poll(left)
-            held.open = False
+            turn.polls = False
             self._handle(events)
         self._quick = monotonic() - began < _QUICK_S
         return True
@@ -236,9 +314,7 @@ class SharedReader:
 
     def end(self) -> None:
         """Wakes the thread that leads, whose lock is free by now; idempotent."""
-        if not self._closed:
-            with contextlib.suppress(OSError):
-                os.eventfd_write(self._over, 1)
+        self._write(self._over)
 
     def close(self, release: Callable[[], object] = lambda: None) -> None:
         """Ends reading; the keeper calls this last.
@@ -247,16 +323,17 @@ class SharedReader:
             release: Called when no thread reads any more, before the descriptors are closed.
         """
         self.end()
-        with self._reading:
+        turn = _Turn()
+        while self._reading is not turn:
+            if self._reading is None:
+                self._reading = turn
+            else:
+                time.sleep(_LOOK_S)
+        with self._open:
             self._closed = True
-            release()
-            self._close()
-
-    def _close(self) -> None:
-        self.replies.close()
-        self.house.close()
-        os.close(self.wake_fd)
-        os.close(self._over)
+        self._reading = None
+        release()
+        self._close()
 
     def disown(self) -> None:
         """Closes a forked child's copies; takes no lock."""

@@ -60,18 +60,23 @@ def plain_array(value: object) -> Array:
     refuse_loss(value)
     if issubclass(type(value), (list, tuple)):
         _refuse_inside(cast("Sequence[object]", value), "", _MAX_AXES)
+    # What a signal handler raises is not taken for an error of an array that is numpy's already.
+    is_array = issubclass(type(value), np.ndarray)
+    array = cast("Array", value) if is_array else _made_by_numpy(value)
+    refuse_loss(array)
+    if reason := _loss_of_dtype(array, value):
+        raise ArrayRefused(reason)
+    return np.asarray(array)
+
+
+def _made_by_numpy(value: object) -> Array:
     try:
-        # Not asarray, which would hide what an array-like returns.
-        array: Array = np.asanyarray(value)
+        return np.asanyarray(value)  # not asarray, which would hide what an array-like returns
     except MemoryError:
         raise
     except Exception as error:  # whatever a library's own code raises
         msg = f"expected what numpy makes an array of, got {_kind(value)}: {error}"
         raise ArrayRefused(msg) from error
-    refuse_loss(array)
-    if reason := _loss_of_dtype(array, value):
-        raise ArrayRefused(reason)
-    return np.asarray(array)
 
 
 def loss_of(value: object) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from disco_client.errors import EncodingError
 from disco_client.pb import controller_pb2
@@ -135,7 +136,7 @@ def chunk_data(raw: bytes) -> memoryview:
                 break
     try:
         chunk = controller_pb2.ArrayChunk.FromString(raw)
-    except Exception as error:
+    except DecodeError as error:
         msg = f"expected an array chunk, got {len(raw)} other bytes"
         raise EncodingError(msg) from error
     if chunk.transfer.error:

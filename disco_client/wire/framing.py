@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["MAX_FRAME_BYTES", "FrameCutter", "frame"]
+__all__ = ["MAX_FRAME_BYTES", "FrameCutter", "FrameTooLong", "frame"]
 
 MAX_FRAME_BYTES = 64 << 20
 """As much as a message of gRPC may have here."""
@@ -21,31 +21,58 @@ def frame(raw: bytes) -> bytes:
     return _HEADER.pack(len(raw)) + raw
 
 
+class FrameTooLong(ValueError):
+    """A frame is longer than the limit."""
+
+
 class FrameCutter:
     """Cuts a stream of bytes into frames.
 
     Attributes:
         limit: The longest frame that is taken.
+        rest: The beginning of the next frame, and perhaps bytes of a piece that is being cut.
+        size: How many bytes `rest` had before that piece; None where none is being cut.
     """
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self.limit = limit
-        self._buffer = bytearray()
+        self.rest = bytearray()
+        self.size: int | None = None
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Adds bytes and returns the frames that are complete.
 
         Raises:
-            ValueError: A frame is longer than the limit.
+            FrameTooLong: A frame is longer than the limit.
         """
-        buffer = self._buffer
+        frames, rest = self.cut(data)
+        self.rest, self.size = rest, None
+        return frames
+
+    def cut(self, data: bytes | memoryview) -> tuple[list[bytes], bytearray]:
+        """Cuts one piece; may be repeated with the same piece, until both attributes are set.
+
+        Args:
+            data: The piece, which follows those before.
+
+        Returns:
+            The frames that are complete now, and what `rest` is after it; `size` is None then.
+
+        Raises:
+            FrameTooLong: A frame is longer than the limit.
+        """
+        rest = self.rest
+        if self.size is None:
+            self.size = len(rest)
+        elif len(rest) > self.size:
+            del rest[self.size :]
         source: bytes | bytearray | memoryview = data
-        if buffer:
-            buffer += data
-            source = buffer
+        if rest:
+            rest += data
+            source = rest
         elif len(data) >= _HEADER.size and _HEADER.unpack_from(data)[0] == len(data) - _HEADER.size:
             self._check(len(data) - _HEADER.size)
-            return [bytes(data[_HEADER.size :])]  # one whole frame, as most of what comes
+            return [bytes(data[_HEADER.size :])], rest  # one whole frame, as most of what comes
         frames: list[bytes] = []
         at = 0
         size = len(source)
@@ -57,13 +84,11 @@ class FrameCutter:
                 break
             frames.append(bytes(memoryview(source)[at + _HEADER.size : end]))
             at = end
-        if source is buffer:
-            del buffer[:at]
-        elif at < size:
-            buffer += memoryview(data)[at:]
-        return frames
+        if at or source is not rest:
+            rest = bytearray(memoryview(source)[at:])
+        return frames, rest
 
     def _check(self, length: int) -> None:
         if length > self.limit:
             msg = f"expected a frame of at most {self.limit} bytes, got {length}"
-            raise ValueError(msg)
+            raise FrameTooLong(msg)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import click
 
+from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
 from disco_client.errors import (
     AccessDenied,
     ConfigError,
@@ -278,11 +279,13 @@ class Controller:
         Raises:
             AccessDenied: One side refuses the other.
             ConnectionFailed: No controller answers within some seconds.
+            DescriptorRefused: This process may open too few descriptors.
         """
         # `disco doctor` must also run if gRPC is broken, and --help need not load it.
         quieten_grpc()
         from disco_client.transport.channel import ReloadingChannel, await_controller
 
+        check_descriptors(OF_A_CONNECTION, "the connection to the controller")
         line = ReloadingChannel(self.address, self.credentials)
         try:
             try:

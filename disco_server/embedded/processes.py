@@ -12,6 +12,7 @@ import secrets
 import select
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,7 @@ from google.protobuf.message import DecodeError
 from disco_client.arguments import check_session
 from disco_client.arrays.shared_memory import MappedMemory, SharedPool
 from disco_client.clock import monotonic
+from disco_client.descriptors import describe_refusal
 from disco_client.errors import (
     ConfigError,
     SessionClosed,
@@ -30,9 +32,9 @@ from disco_client.errors import (
     describe_worker_end,
     worker_lost,
 )
-from disco_client.interrupts import HeldInterrupts
 from disco_client.output import logger_of, print_logs
 from disco_client.pb import controller_pb2, node_pb2
+from disco_client.reentry import Event, is_of_system, owned
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.threads import ThreadRefused, limits, start_thread
@@ -85,8 +87,17 @@ several times as long as a rank that is ready to answer."""
 class Watcher(Protocol):
     """Is notified of the children's events; by the keeper, or by a thread that waits."""
 
-    def frames(self, child: RankChild, frames: list[bytes]) -> None:
-        """Handles the frames of a rank's socket."""
+    def take(self, child: RankChild, raw: bytes) -> int | None:
+        """Handles a frame of a rank's socket, perhaps again.
+
+        Returns:
+            None; or, where that must not be repeated, the descriptor that came with it, -1
+            without one, for :meth:`take_once`.
+        """
+        ...
+
+    def take_once(self, child: RankChild, raw: bytes, fd: int) -> None:
+        """Handles such a frame, in the keeper."""
         ...
 
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
@@ -113,6 +124,8 @@ class Children:
 
     Attributes:
         reader: Lets threads that wait read replies.
+        order: A lock that is taken before those of ranks. A thread that sends to one rank holds
+            it too, so a signal handler in it does not wait for a thread that sends to all.
         followed: Whether a trace fetches what the flight recorders hold, and so wants the rest
             of it when the ranks have ended.
     """
@@ -138,10 +151,15 @@ class Children:
         self._watcher = watcher
         self._begin = begin
         self.ranks: list[RankChild] = []
+        self.order = threading.RLock()
         self.followed = False
-        self._started = threading.Event()
+        self._started = Event()
         self._start_error: OSError | None = None
         self.reader = SharedReader(self._handle, looks=_LOOKS)
+        # With frames that have not been handled, and those of which only the keeper may be.
+        self._unhandled: dict[int, RankChild] = {}
+        self._kept: deque[tuple[RankChild, bytes, int]] = deque()
+        self._last_kept = b""
         self.reader.unattended = lambda: bool(self._full)
         self._full: set[int] = set()
         self._actions: dict[int, Callable[[], None]] = {self.reader.wake_fd: self._woken}
@@ -191,7 +209,7 @@ class Children:
         """Runs the keeper's thread."""
         try:
             for worker in range(self._count):
-                self._add(RankChild(worker, self._command(worker), self._environ))
+                self._add(RankChild(worker, self._command(worker), self._environ, self.order))
         except OSError as error:
             self._start_error, self._failed = error, True
             self._end_now()
@@ -273,6 +291,16 @@ class Children:
         for fd in self.reader.keep(left):
             if fd in self._actions:
                 self._actions[fd]()
+        self._handle_kept()
+
+    def _handle_kept(self) -> None:
+        """Handles the frames that only this thread may handle."""
+        while self._kept:
+            child, raw, fd = self._kept.popleft()
+            if raw is not self._last_kept:  # else a thread was interrupted when it left it
+                self._last_kept = raw
+                self._watcher.take_once(child, raw, fd)
+                self.reader.notify_reader()
 
     def _woken(self) -> None:
         if self._failed:
@@ -386,6 +414,9 @@ class Children:
         self.reader.unattended = lambda: bool(self._full) or unattended()
 
     def _handle(self, events: list[tuple[int, int]]) -> None:
+        if self._unhandled:
+            for child in list(self._unhandled.values()):
+                self._take(child)
         for fd, mask in events:
             child = self._by_socket.get(fd)
             if child is None:
@@ -393,12 +424,29 @@ class Children:
             if mask & select.EPOLLOUT:
                 child.flush()
             if mask & ~select.EPOLLOUT:
-                frames = child.receive()
-                if frames is None:
-                    self.reader.replies.unregister(fd)
+                self._unhandled[fd] = child
+                if not child.take_in():
+                    with contextlib.suppress(OSError):
+                        self.reader.replies.unregister(fd)
                     child.kill()  # where it has not ended yet, it has closed its socket
-                elif frames:
-                    self._watcher.frames(child, frames)
+                self._take(child)
+
+    def _take(self, child: RankChild) -> None:
+        """Handles the frames of a rank; where that is interrupted, the first one again."""
+        reader = child.reader
+        while reader.frames:
+            raw = reader.frames[0]
+            try:
+                fd = self._watcher.take(child, raw)
+                if fd is not None:
+                    self._kept.append((child, raw, fd))
+                    self.reader.wake()
+            except (DecodeError, IndexError) as error:
+                child.refuse(str(error))
+                reader.frames.clear()
+                break
+            reader.frames.popleft()
+        self._unhandled.pop(child.sock.fileno(), None)
 
     # The end ------------------------------------------------------------------------------------
 
@@ -466,7 +514,7 @@ class SharedArrays:
         self._session = session
         self._children = children
         self._wait = wait
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._memory = SharedPool()
         self._mapped = MappedMemory()
         self._offers = Offers()
@@ -542,11 +590,11 @@ class SharedArrays:
         if self._wait(waiter, _MAX_WAIT_S):
             self._await_room(nbytes)
 
-    def _given_back(self, child: RankChild, told: controller_pb2.Transfer) -> None:
-        """Recycles the memory that a rank has copied from."""
-        if not told.error:
-            with self._lock:
-                self._memory.give(child.reader.fds.popleft())
+    def take_back(self, child: RankChild, received: EncodedEnvelope, fd: int) -> None:
+        """Recycles the memory that a rank has copied from; -1 where there is none."""
+        told = controller_pb2.Transfer.FromString(received.payload)
+        with self._lock:
+            self._memory.give(fd)
         self._settle(child.worker, told.ticket)
 
     def _settle(self, worker: int, ticket: int) -> None:
@@ -563,16 +611,22 @@ class SharedArrays:
 
     # From a worker --------------------------------------------------------------------------
 
-    def receive(self, child: RankChild, received: EncodedEnvelope) -> None:
-        """Handles a rank's message about an array."""
+    def receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> int | None:
+        """Handles a rank's message about an array; may be repeated.
+
+        Returns:
+            None; or the descriptor for :meth:`take_back`.
+        """
         told = controller_pb2.Transfer.FromString(received.payload)
         if received.kind == EnvelopeKind.ARRAY_BACK:
-            self._given_back(child, told)
-        elif received.kind == EnvelopeKind.ARRAY_OUT:
-            array = IncomingArray.received(child.reader, told.nbytes, told.there, told.error)
+            return -1 if told.error else child.reader.descriptor_of(raw)
+        if received.kind == EnvelopeKind.ARRAY_OUT:
+            take = partial(child.reader.descriptor_of, raw)
+            array = IncomingArray.received(take, told.nbytes, told.there, told.error)
             self._offers.add(child.worker, told.ticket, array)
         else:
             self._offers.grow(child.worker, told.ticket, told.there, told.error)
+        return None
 
     def download(self, ticket: int, child: RankChild, into: memoryview) -> None:
         """Fills a buffer with the array that a rank offered, as it grows.
@@ -638,25 +692,36 @@ class Sender:
     """Takes batches from a session's log and delivers them in order.
 
     A thread that waits for an answer calls :meth:`flush` itself; a thread of the sender
-    does it for calls that no thread waits for.
+    does it for calls that no thread waits for. Where an exception interrupts a delivery, the
+    next one repeats it.
 
     Args:
         events: The session's.
         deliver: Takes a batch, and the worker that is waited for, which should get it
-            first; must not block.
+            first; must not block. Workers drop one that they have had.
+        lock: A reentrant lock that is held meanwhile; by default one of its own.
 
     Attributes:
         delivered: The newest command that was delivered.
+        entered: Says whether the calling thread is in the middle of a delivery.
 
     Raises:
         ThreadRefused: The system starts no thread for it.
     """
 
-    def __init__(self, events: Events, deliver: Callable[[OutgoingBatch, int], None]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        deliver: Callable[[OutgoingBatch, int], None],
+        lock: threading.RLock | None = None,
+    ) -> None:
         self._take = events.take_batch
+        self._left = events.left
+        self._nudge = events.nudge
         self._await = events.await_commands
         self._deliver = deliver
-        self._lock = threading.Lock()
+        self._lock = threading.RLock() if lock is None else lock
+        self.entered: Callable[[], bool] = owned(self._lock)
         self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
         start_thread(self._thread)
@@ -668,10 +733,14 @@ class Sender:
             first: The worker that should get it first.
             kills: Whether to say which registers are free where no command does.
         """
+        if self.entered():  # by a handler or a finalizer in the middle of a delivery
+            self._nudge()
+            return
         with self._lock:
             while (batch := self._take(kills)) is not None:
                 self._deliver(batch, first)
                 self.delivered = batch.last_seq
+                self._left(batch.last_seq)
 
     def _run(self) -> None:
         while self._await():
@@ -712,12 +781,12 @@ class ProcessSession(Session):
         logs: Whether what workers print is written to standard error, each line
             with its rank.
         hang_report: After how many seconds a call that waits prints what the ranks do
-            to standard error, once; 0 or None for never. The default is what
-            ``DISCO_HANG_REPORT_S`` says, else 30.
+            to standard error, once, and again if they do something else; 0 or None for
+            never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
 
     Raises:
         ConfigError: An argument is wrong, or this system cannot watch processes.
-        SessionError: The system starts too few threads for it.
+        SessionError: The system has too few threads or file descriptors for it.
         WorkerLost: A worker process could not be started.
         SessionLost: The workers were not ready in time.
 
@@ -827,7 +896,7 @@ class ProcessTransport(Bound):
         try:
             self._children.start()
         except OSError as error:
-            what = f"; {limits()}" if error.errno == errno.EAGAIN else ""
+            what = f"; {limits()}" if error.errno == errno.EAGAIN else describe_refusal(error)
             msg = f"no worker process could be started: {error}{what}"
             raise SessionLost(msg) from error
         if not self._wait_for(self._ready, deadline - monotonic()):
@@ -898,7 +967,7 @@ class ProcessTransport(Bound):
             events.log(worker, NODE, is_error, lines)
         if error is not None:
             events.lost(error)
-        self._sender = Sender(events, self._deliver)
+        self._sender = Sender(events, self._deliver, self._children.order)
 
     # Commands and replies -----------------------------------------------------------------
 
@@ -913,10 +982,15 @@ class ProcessTransport(Bound):
                 # It only has to count these commands, which can wait.
                 child.hold(framed)
 
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading."""
+        sender = self._sender
+        return self._children.reader.entered or (sender is not None and sender.entered())
+
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""
-        with HeldInterrupts():
-            self._flush(worker, waiter)
+        self._flush(worker, waiter)
 
     def _flush(
         self, ask: int | None = None, waiter: threading.Lock | None = None
@@ -929,7 +1003,7 @@ class ProcessTransport(Bound):
         if ask is None or waiter is None:
             return None
         child = self._children.ranks[ask]
-        child.ask(waiter)
+        child.ask(waiter, delivered)
         if self._error is not None:
             child.wake_waiters()
         return partial(self._sees, child, delivered)
@@ -944,8 +1018,7 @@ class ProcessTransport(Bound):
 
     def flush(self) -> None:
         """Sends what was issued."""
-        with HeldInterrupts():
-            self._flush()
+        self._flush()
 
     def send(self) -> None:
         """Sends what was issued; the keeper reads the answer if no thread does."""
@@ -954,41 +1027,31 @@ class ProcessTransport(Bound):
 
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""
-        return self._children.reader.wait(
-            waiter, seconds, lambda: self._flush(ask, waiter), self._tear
-        )
+        return self._children.reader.wait(waiter, seconds, lambda: self._flush(ask, waiter))
 
     def _wait_for(self, waiter: threading.Lock, seconds: float) -> bool:
         return self.wait(waiter, seconds)
 
-    def _tear(self, error: BaseException) -> None:
-        """Ends the session: an exception was raised while its stream was half written or read."""
-        msg = f"session {self._name!r} was interrupted in the middle of its work: {error!r}"
-        self._children.fail(SessionLost(msg))
-
-    def frames(self, child: RankChild, frames: list[bytes]) -> None:
-        """Handles the frames of a rank's socket."""
-        events = self._events
-        for raw in frames:
-            seq = progress_in(raw)
-            if seq is not None:
-                if events is not None:
-                    events.acknowledge(child.worker, seq)
-                child.answered()
-                continue
-            child.heard += 1
-            try:
-                self._receive(child, raw, EncodedEnvelope.FromString(raw))
-            except (DecodeError, IndexError) as error:
-                child.refuse(str(error))
-                return
-
-    def _receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> None:
-        kind, events = received.kind, self._events
-        if kind == EnvelopeKind.REPLY and events is not None:
+    def take(self, child: RankChild, raw: bytes) -> int | None:
+        """Handles a frame of a rank; see :class:`Watcher`."""
+        events, seq = self._events, progress_in(raw)
+        if seq is not None:
+            if events is not None:
+                events.acknowledge(child.worker, seq)
+            child.executed(seq)
+            return None
+        received = EncodedEnvelope.FromString(raw)
+        if received.kind == EnvelopeKind.REPLY and events is not None:
             events.reply(child.worker, EncodedReply.FromString(received.payload))
-        elif kind in FROM_RANKS:
-            self._arrays.receive(child, received)
+            return None
+        return self._arrays.receive(child, raw, received) if received.kind in FROM_RANKS else -1
+
+    def take_once(self, child: RankChild, raw: bytes, fd: int) -> None:
+        """Handles a frame of which that must not be repeated."""
+        received = EncodedEnvelope.FromString(raw)
+        kind = received.kind
+        if kind == EnvelopeKind.ARRAY_BACK:
+            self._arrays.take_back(child, received, fd)
         elif kind == EnvelopeKind.CCL_OPENED:
             self._children.opening.ends(child.worker)
         elif kind == EnvelopeKind.OPEN_CCL:
@@ -1067,6 +1130,8 @@ class ProcessTransport(Bound):
         try:
             self._arrays.download(ticket, self._children.ranks[worker], into)
         except OSError as error:
+            if not is_of_system(error):
+                raise
             self.check_alive()
             msg = f"the download of an array failed: {error}"
             raise SessionError(msg) from None

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 
+from disco_client.reentry import owned
 from disco_server.ipc.framing import HOW_FAR, PROGRESS_VARIABLE, ProgressPage
 from disco_server.ipc.process import RankProcess, rank_ends
 from disco_server.observe.lifetime import PARENT_VARIABLE
@@ -33,23 +34,28 @@ class RankChild(RankProcess):
         command: What Python is started with, but for the descriptors: the rank's socket, for
             reading and for writing.
         environ: The environment of the process.
+        order: The lock of those who send to several ranks of the session.
 
     Attributes:
         worker: Its number.
         pidfd: Readable when the process has ended.
-        waiters: The locks to free with the rank's next progress replies.
-        heard: How many frames it has sent besides those replies, as far as known.
+        waiters: Locks to free, each with the command that the rank must have executed.
         assigned: Whether it has reported that it is ready.
 
     Raises:
         OSError: No process could be started.
     """
 
-    def __init__(self, worker: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        order: threading.RLock,
+    ) -> None:
         self.worker = worker
         self.assigned = False
-        self.waiters: deque[threading.Lock] = deque()
-        self.heard = 0
+        self.waiters: deque[tuple[int, threading.Lock]] = deque()
         with rank_ends() as (ours, theirs), _progress_page() as (self._page, page):
             sock, pmi, memory, output, error = theirs
             variables = {
@@ -68,35 +74,38 @@ class RankChild(RankProcess):
                 start_new_session=True,
                 env={**environ, **{name: str(value) for name, value in variables.items()}},
             )
-            super().__init__(self._process.pid, ours)
+            super().__init__(self._process.pid, ours, order)
             self.pidfd = os.pidfd_open(self.pid)
 
     # Progress ---------------------------------------------------------------------------
 
-    def ask(self, waiter: threading.Lock) -> None:
-        """Requests the rank's progress; the replies arrive in the order of the requests."""
-        with self._lock:
-            self.waiters.append(waiter)
+    def ask(self, waiter: threading.Lock, seq: int) -> None:
+        """Requests the rank's progress; frees a lock when it has executed a command."""
+        inside = self.entered()
+        with self._order, self._lock:
+            self.waiters.append((seq, waiter))
             self._unsent.add(_HOW_FAR)
-            if not self._armed:
-                self._flush()
+            self._send(inside)
 
     def shows(self, seq: int) -> bool:
         """Whether the rank has executed a command, and everything that it sent has been read.
 
         On some systems never true, so call `ask` as well.
         """
-        return self._page is not None and self._page.shows(seq, self.heard)
+        page = self._page
+        return page is not None and not self.reader.frames and page.shows(seq, self.reader.heard)
 
     def wake_waiters(self) -> None:
         """Frees the locks whose replies will not come; the session is over."""
-        while self.waiters:
-            self.answered()
+        self.executed(1 << 64)
 
-    def answered(self) -> None:
-        """Frees the lock of the oldest request."""
-        with contextlib.suppress(IndexError):  # the session's end has freed it
-            self.waiters.popleft().release()
+    def executed(self, seq: int) -> None:
+        """Frees the locks of those who wait for a command up to this one; may be repeated."""
+        with contextlib.suppress(IndexError):  # the session's end has freed them
+            while self.waiters[0][0] <= seq:
+                with contextlib.suppress(RuntimeError):  # it is free
+                    self.waiters[0][1].release()
+                self.waiters.popleft()
 
     # Output and exit ----------------------------------------------------------------------
 
@@ -134,8 +143,9 @@ class RankChild(RankProcess):
         return self.status
 
     def renew_lock(self) -> None:
-        """Frees the lock in a forked child, whichever thread of the parent held it."""
-        self._lock = threading.Lock()
+        """Frees the locks in a forked child, whichever thread of the parent held them."""
+        self._order = self._lock = threading.RLock()
+        self.entered = owned(self._lock)
 
     def close(self) -> None:
         """Closes sockets and pipes."""

@@ -19,6 +19,7 @@ from typing import Any
 from disco_client.arguments import check_name, check_session
 from disco_client.clock import monotonic
 from disco_client.connection import opening, owner
+from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
 from disco_client.errors import ConfigError, ConnectionFailed, NoSlots
 from disco_client.forks import check_grpc
 from disco_client.output import logger_of, print_logs, say
@@ -73,6 +74,11 @@ _RETURN_S = 5.0
 _THREADS = 6
 """What the loop of controller and node takes: itself, gRPC's for it, and those of its executor."""
 
+_DESCRIPTORS = 30
+"""What controller and node take beside the session's connection: measured, 22."""
+
+_HERE = "a controller and a node in this process"
+
 _NODE_LEASE_S = 30.0
 """A program may keep this process from running its event loop for a while."""
 
@@ -95,11 +101,13 @@ class EmbeddedNode:
             process was forked from one that has used gRPC.
         ConnectionFailed: The node did not come up.
         ThreadRefused: The system starts too few threads.
+        DescriptorRefused: It opens too few descriptors.
     """
 
     def __init__(self, listen: Address, nodes: int, per_node: int, guard: Guard = _OPEN) -> None:
         check_grpc()
-        check_grpc_threads("a controller and a node in this process", _THREADS)
+        check_grpc_threads(_HERE, _THREADS)
+        check_descriptors(_DESCRIPTORS + OF_A_CONNECTION, _HERE)
         self._listen = listen
         self._guard = guard
         self._layout = EvenLayout(FIRST_NODE, nodes, per_node)
@@ -266,8 +274,8 @@ class SocketSession(Session):
         name: The session's name in logs.
         logs: Whether workers' output is written to this process's standard error.
         hang_report: After how many seconds a call that waits prints what the ranks do
-            to standard error, once; 0 or None for never. The default is what
-            ``DISCO_HANG_REPORT_S`` says, else 30.
+            to standard error, once, and again if they do something else; 0 or None for
+            never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
         tls_cert: This program's certificate, a PEM file, which nodes are shown; else
             ``DISCO_TLS_CERT``.
         tls_key: Its key; else ``DISCO_TLS_KEY``.
@@ -376,6 +384,11 @@ class _EmbeddedTransport(Bound, GrpcTransport):
     def take_along(self, node: EmbeddedNode) -> None:
         """Lets a node end with the session."""
         self._node = node
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading, or is the node's."""
+        return self._node.is_current or super().entered
 
     def close(self, timeout: float) -> None:
         """Ends the session, then the controller and node 0; idempotent."""

@@ -29,13 +29,13 @@ from disco_client.errors import (
     worker_lost,
 )
 from disco_client.forks import ForkLock
-from disco_client.interrupts import HeldInterrupts
 from disco_client.output import ThreadStreamBase, print_logs
+from disco_client.reentry import Condition
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
-from disco_client.stacks import current_frames
 from disco_client.threads import start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.uncollected import current_frames
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
 from disco_client.wire.values import ArrayPorter, Device
@@ -209,7 +209,7 @@ class BorrowedArray:
     """
 
     def __init__(self, data: memoryview) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._borrowed: Bytes | None = np.frombuffer(data, np.uint8)
         self._copy: Bytes | None = None
         self._why = ""
@@ -282,7 +282,8 @@ class BorrowedArrays:
     """The arrays in transfer to one worker, by ticket."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = Condition(self._lock)
         self._arrays: dict[int, BorrowedArray] = {}
         self._unwanted: set[int] = set()
         self._closed = False
@@ -290,7 +291,7 @@ class BorrowedArrays:
     def lend(self, ticket: int, data: memoryview) -> BorrowedArray:
         """Puts an array under its ticket."""
         array = BorrowedArray(data)
-        with self._changed:
+        with self._lock:
             if ticket in self._unwanted:
                 self._unwanted.discard(ticket)
                 array.drop()
@@ -301,7 +302,7 @@ class BorrowedArrays:
 
     def give_up(self, ticket: int, why: str) -> None:
         """Notes that an array will not come; a thread that waits for it gets the reason."""
-        with self._changed:
+        with self._lock:
             array = self._arrays.get(ticket)
         if array is None:
             array = self.lend(ticket, memoryview(b""))
@@ -356,6 +357,10 @@ class RankThread(ArrayPorter):
         worker: The rank.
         events: Where answers and output go.
         on_death: Called when the thread ended by itself, which ends the session.
+
+    Attributes:
+        borrowed: The arrays that it takes over from the program.
+        thread: The rank's own.
     """
 
     def __init__(self, worker: Worker, events: Events, on_death: OnDeath) -> None:
@@ -367,7 +372,7 @@ class RankThread(ArrayPorter):
         self._output = RankOutput(self._emit)
         self._ending = False
         self.borrowed = BorrowedArrays()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._run, name=f"{worker.session_name}-rank-{worker.worker_id}", daemon=True
         )
 
@@ -377,7 +382,7 @@ class RankThread(ArrayPorter):
         Raises:
             ThreadRefused: The system starts no thread for it.
         """
-        start_thread(self._thread)
+        start_thread(self.thread)
 
     def give(self, given: _Given) -> None:
         """Adds commands to execute, or what to do after those before.
@@ -413,7 +418,8 @@ class RankThread(ArrayPorter):
             if given is None:
                 return
             if isinstance(given, OutgoingBatch):
-                executor.run_decoded(given)
+                if given.last_seq > executor.seq:  # else its delivery was repeated
+                    executor.run_decoded(given)
             elif given is EnvelopeKind.OPEN_CCL:
                 with contextlib.suppress(Exception):  # the command that needs it reports the error
                     self._worker.meet()
@@ -460,8 +466,8 @@ class RankThread(ArrayPorter):
 
     def report(self, *, stacks: bool, flights: bool) -> RankReport:
         """Reports what the rank does; for any thread."""
-        worker, ident, stack, note = self._worker, self._thread.ident, "", ""
-        alive = self._thread.is_alive()
+        worker, ident, stack, note = self._worker, self.thread.ident, "", ""
+        alive = self.thread.is_alive()
         if stacks and alive:
             frame = current_frames().get(ident or 0)
             stack = format_stack(frame)
@@ -475,7 +481,7 @@ class RankThread(ArrayPorter):
 
     def cut(self, since: Sequence[Since]) -> RankReport:
         """Returns what is new in its records; for any thread."""
-        worker, ended = self._worker, not self._thread.is_alive()
+        worker, ended = self._worker, not self.thread.is_alive()
         return decode_report(
             report_cut(
                 worker.worker_id, worker.node, os.getpid(), worker.flight.read, since, ended=ended
@@ -534,18 +540,18 @@ class RankThread(ArrayPorter):
 
     def join(self, timeout: float) -> bool:
         """Waits until the rank has left; whether it has."""
-        if self._thread.ident is None or self._thread is threading.current_thread():
+        if self.thread.ident is None or self.thread is threading.current_thread():
             return True
-        self._thread.join(max(timeout, 0.0))
-        return not self._thread.is_alive()
+        self.thread.join(max(timeout, 0.0))
+        return not self.thread.is_alive()
 
     def end(self) -> None:
         """Makes the rank leave as soon as it runs Python code again."""
         self._ending = True
         self.borrowed.close()
         self.give(None)
-        ident = self._thread.ident
-        if ident is not None and self._thread.is_alive() and ident != threading.get_ident():
+        ident = self.thread.ident
+        if ident is not None and self.thread.is_alive() and ident != threading.get_ident():
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(ident), ctypes.py_object(_SessionEnded)
             )
@@ -571,8 +577,8 @@ class ThreadedSession(Session):
         logs: Whether what workers print is written to standard error, each line
             with its rank.
         hang_report: After how many seconds a call that waits prints what the ranks do
-            to standard error, once; 0 or None for never. The default is what
-            ``DISCO_HANG_REPORT_S`` says, else 30.
+            to standard error, once, and again if they do something else; 0 or None for
+            never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -622,9 +628,10 @@ class ThreadTransport(Bound):
         self._ccl = ccl
         self._world = LocalWorld(num_workers, num_groups)
         self._ranks: list[RankThread] = []
+        self._threads: frozenset[threading.Thread] = frozenset()
         self._events: Events | None = None
         self._sender: Sender | None = None
-        self._end_lock = threading.Lock()
+        self._end_lock = threading.RLock()
         self._over = False
         self._error: SessionError | None = None
 
@@ -635,6 +642,13 @@ class ThreadTransport(Bound):
 
     sends_lone = True
     """No sender's thread is woken for a command that comes alone."""
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of handing commands to workers, or is one."""
+        if threading.current_thread() in self._threads:
+            return True
+        return self._sender is not None and self._sender.entered()
 
     @property
     def pump(self) -> ThreadTransport:
@@ -657,6 +671,7 @@ class ThreadTransport(Bound):
         count = len(self._welcome.ranks)
         workers = [self._worker(w, count) for w in range(count)]
         self._ranks = [RankThread(worker, events, self._rank_died) for worker in workers]
+        self._threads = frozenset(rank.thread for rank in self._ranks)
         redirect()
         for rank in self._ranks:
             rank.start()
@@ -706,17 +721,15 @@ class ThreadTransport(Bound):
     def flush(self) -> None:
         """Hands everything that was issued to the workers."""
         if self._sender is not None:
-            with HeldInterrupts():
-                self._sender.flush()
+            self._sender.flush()
 
     send = flush  # workers answer in their own threads
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""
-        with HeldInterrupts():
-            if self._sender is not None:
-                self._sender.flush(worker)
-            self._ranks[worker].give(waiter)
+        if self._sender is not None:
+            self._sender.flush(worker)
+        self._ranks[worker].give(waiter)
         if self._over:
             self._ranks[worker].wake_waiters()
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from disco_client.wire.arrays import PIECE_BYTES
 from disco_client.wire.codec import EnvelopeKind
-
-if TYPE_CHECKING:
-    from disco_server.ipc.framing import FrameReader
 
 __all__ = ["FROM_RANKS", "IncomingArray", "Offers", "OutgoingArray"]
 
@@ -52,16 +49,16 @@ class IncomingArray:
         self.on_change: Callable[[], None] = _nobody
 
     @classmethod
-    def received(cls, reader: FrameReader, nbytes: int, there: int, error: str) -> Self:
+    def received(cls, take: Callable[[], int], nbytes: int, there: int, error: str) -> Self:
         """The array that a peer announces, in the memory whose descriptor came along.
 
         Args:
-            reader: Holds the descriptors that came.
+            take: Returns that descriptor.
             nbytes: How large it will be.
             there: How many of its bytes are there.
             error: Why the others will not come; with one the peer sent no descriptor.
         """
-        fd = -1 if error else reader.fds.popleft()
+        fd = -1 if error else take()
         lost = "" if fd >= 0 else "no descriptor was free for its memory"
         return cls(fd, nbytes, there, error or lost)
 

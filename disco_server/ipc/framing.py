@@ -20,9 +20,11 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from itertools import repeat, starmap
+from typing import Any, Self, TypeAlias
 
 from disco_client.arrays.shared_memory import CLOSED_ON_EXEC, allocate, descriptors_in, map_shared
+from disco_client.reentry import is_of_system
 from disco_client.wire.framing import FrameCutter, frame
 from disco_server.settings import keeps_order
 
@@ -66,13 +68,73 @@ def progress_in(raw: bytes) -> int | None:
 
 
 class FrameReader(FrameCutter):
-    """Cuts what a socket brings into frames, and holds descriptors."""
+    """Cuts what a socket brings into frames, and holds descriptors.
+
+    An exception out of any bytecode of the thread that reads loses nothing: what has come is
+    kept by one call of a function in C, and cut anew until all of it is noted at once.
+
+    Attributes:
+        fds: Descriptors that have come.
+        frames: Frames that have come.
+        heard: How many frames have come that report no progress.
+        came: What a read has returned, until it is cut.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.fds: deque[int] = deque()
+        self.frames: deque[bytes] = deque()
+        self.heard = 0
+        self.came: list[tuple[int, Any, int, Any]] = []
+        self._taken: tuple[bytes, list[int]] | None = None
         # Read into again and again: fresh memory costs many times what reading does.
         self.scratch = memoryview(bytearray(_READ_BYTES))
+
+    def read(self, sock: socket.socket) -> bool:
+        """Reads what there is, blocking or not as the socket is; False at the end.
+
+        Raises:
+            BlockingIOError: It does not block and there is nothing; or the kernel has no
+                memory to deliver what there is.
+        """
+        if not self.came:
+            wanted = (self.scratch,), _FD_SPACE, CLOSED_ON_EXEC
+            try:
+                self.came.extend(starmap(sock.recvmsg_into, (wanted,)))
+            except OSError as error:
+                if error.errno == errno.ECONNRESET:
+                    return False
+                if error.errno in _SCARCE:
+                    raise BlockingIOError(*error.args) from error
+                raise
+        count, ancillary, flags, _ = self.came[0]
+        # Most messages bring none, and as a member of an enum the flag costs more than the rest.
+        found = descriptors_in(ancillary) if ancillary else []
+        if flags & _CUT and not found:
+            found = [-1]  # each message brings one
+        frames, rest = self.cut(self.scratch[:count])
+        arrived = deque((*self.frames, *frames)) if self.frames else deque(frames)
+        fds = deque((*self.fds, *found)) if found else self.fds
+        heard = self.heard + sum(len(each) != _PROGRESS.size for each in frames)
+        nothing: list[tuple[int, Any, int, Any]] = []
+        # No call from here on, so that all of it has happened or nothing.
+        self.rest = rest
+        self.size = None
+        self.frames = arrived
+        self.heard = heard
+        self.fds = fds
+        self.came = nothing
+        return count > 0
+
+    def descriptor_of(self, frame: bytes) -> int:
+        """The descriptor that came with a frame; the same where the frame is handled again."""
+        if self._taken is None or self._taken[0] is not frame:
+            nothing: list[int] = []
+            self._taken = frame, nothing
+        taken = self._taken[1]
+        if not taken:
+            taken.extend(starmap(self.fds.popleft, repeat((), 1)))
+        return taken[0]
 
     def close(self) -> None:
         """Closes descriptors that were not taken."""
@@ -89,22 +151,10 @@ def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
         BlockingIOError: It does not block and there is nothing; or the kernel has no
             memory to deliver what there is.
     """
-    try:
-        count, ancillary, flags, _ = sock.recvmsg_into((reader.scratch,), _FD_SPACE, CLOSED_ON_EXEC)
-    except ConnectionResetError:
+    if not reader.read(sock):
         return None
-    except OSError as error:
-        if error.errno in _SCARCE:
-            raise BlockingIOError(*error.args) from error
-        raise
-    # Most messages bring none, and as a member of an enum the flag costs more than the rest.
-    found = descriptors_in(ancillary) if ancillary else []
-    reader.fds.extend(found)
-    if flags & _CUT and not found:
-        reader.fds.append(-1)  # each message brings one
-    if not count:
-        return None
-    return reader.feed(reader.scratch[:count])
+    frames, reader.frames = reader.frames, deque()
+    return list(frames)
 
 
 def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
@@ -140,8 +190,14 @@ def send_with_fd(
     send_all(sock, memoryview(framed)[sent:])
 
 
+_Unsent: TypeAlias = "tuple[memoryview, list[int], Callable[[str], bytes] | None]"
+
+
 class Unsent:
     """Frames to be sent through a non-blocking socket, as far as it takes them.
+
+    An exception out of any bytecode of the thread that sends loses and repeats nothing: how much
+    the socket took is noted by the call in C that sends.
 
     Args:
         sock: The socket.
@@ -149,7 +205,8 @@ class Unsent:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._frames: deque[tuple[memoryview, int | None, Callable[[str], bytes] | None]] = deque()
+        self._frames: deque[_Unsent] = deque()
+        self._first: tuple[_Unsent, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -168,43 +225,53 @@ class Unsent:
             without: Makes, from the reason, the frame that is sent instead if that cannot be
                 passed.
         """
-        self._frames.append((memoryview(framed), fd, without))
+        self._frames.append((memoryview(framed), [] if fd is None else [fd], without))
 
     def flush(self) -> bool:
         """Sends what the socket takes; returns whether nothing is left."""
         frames = self._frames
         while frames:
-            data, fd, without = frames[0]
+            first = frames[0]
+            data, fds, without = first
+            if self._first is None or self._first[0] is not first:
+                nothing: list[int] = []
+                self._first = first, nothing
+            taken = self._first[1]
+            at = sum(taken)
+            if taken and at >= len(data):
+                _close(fds)
+                frames.popleft()
+                continue
             try:
-                if fd is None:
-                    sent = self._sock.send(data)
+                if taken or not fds:
+                    taken.extend(map(self._sock.send, (data[at:],)))
                 else:
-                    sent = socket.send_fds(self._sock, [data], [fd])
+                    passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                    taken.extend(starmap(self._sock.sendmsg, (([data], [passed]),)))
             except BlockingIOError:
                 return False
             except OSError as error:
-                if fd is None and error.errno in _SCARCE:
+                if not is_of_system(error):
+                    raise
+                if not fds and error.errno in _SCARCE:
                     return False
-                if fd is None or without is None or isinstance(error, ConnectionError):
+                if taken or not fds or without is None or isinstance(error, ConnectionError):
                     self.drop()  # the peer's exit will be reported, with its cause
                     return True
-                frames[0] = memoryview(without(str(error))), None, None
-                os.close(fd)
-                continue
-            if fd is not None:
-                os.close(fd)
-            if sent < len(data):
-                frames[0] = data[sent:], None, None
-                return False
-            frames.popleft()
+                instead: _Unsent = memoryview(without(str(error))), [], None
+                frames[0] = instead
+                _close(fds)
         return True
 
     def drop(self) -> None:
         """Drops what has not been sent."""
         while self._frames:
-            _, fd, _ = self._frames.popleft()
-            if fd is not None:
-                os.close(fd)
+            _close(self._frames.popleft()[1])
+
+
+def _close(fds: list[int]) -> None:
+    """Closes descriptors, each once, also where this is repeated."""
+    deque(map(os.close, starmap(fds.pop, repeat((), len(fds)))), 0)
 
 
 # How far a rank is, on a page of memory that its client polls while it waits.

@@ -11,12 +11,15 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
 from disco_client.errors import describe_exit
+from disco_client.reentry import owned
+from disco_client.wire.framing import FrameTooLong
 from disco_server.collectives.mpich_memory import shortage
-from disco_server.ipc.framing import FrameReader, Unsent, receive
+from disco_server.ipc.framing import FrameReader, Unsent
 from disco_server.observe.processes import (
     LastLines,
     LineCutter,
@@ -109,6 +112,8 @@ class RankProcess:
     Args:
         pid: The process, which leads a process group of its own.
         ends: What connects it to this process; the reader of the pipes closes them.
+        order: A reentrant lock that is taken before that of this rank, where threads that send
+            to several ranks have one.
 
     Attributes:
         pid: The process.
@@ -121,10 +126,11 @@ class RankProcess:
         last_lines: The end of its output.
         memory: The memory into which it records what it does; closed by its last user.
         arm: Called with whether to call :meth:`flush` when the socket takes more.
+        entered: Says whether the calling thread is in the middle of sending.
         local_workers: How many ranks of its session run on this machine, itself included.
     """
 
-    def __init__(self, pid: int, ends: RankEnds) -> None:
+    def __init__(self, pid: int, ends: RankEnds, order: threading.RLock | None = None) -> None:
         self.pid = pid
         self.status: int | None = None
         self.sock, self.pmi, self.memory, self.outputs = ends
@@ -134,7 +140,9 @@ class RankProcess:
         self.arm: Callable[[bool], None] = lambda _armed: None
         self.local_workers = 1
         self._armed = False
-        self._lock = threading.Lock()
+        self._order = threading.RLock() if order is None else order
+        self._lock = threading.RLock()
+        self.entered: Callable[[], bool] = owned(self._lock)
         self._unsent = Unsent(self.sock)
         self._held = 0
         self._open = True
@@ -158,44 +166,63 @@ class RankProcess:
             fd: A descriptor to pass along; it is closed here.
             without: Makes the frame to send if that cannot be passed; see `Unsent`.
         """
-        with self._lock:
+        inside = self.entered()
+        with self._order, self._lock:
             if self._open:
                 self._unsent.add(framed, fd, without)
-                if not self._armed:
-                    self._flush()
+                self._send(inside)
             elif fd is not None:
                 os.close(fd)
 
-    def hold(self, framed: bytes) -> None:
-        """Keeps a frame that is not urgent until another one is sent, or many are kept."""
-        with self._lock:
-            self._unsent.add(framed)
-            self._held += len(framed)
-            if self._held >= _HELD_BYTES and not self._armed:
-                self._flush()
-
-    def flush(self) -> None:
-        """Sends what is kept, as far as the socket takes it."""
-        with self._lock:
+    def _send(self, inside: bool) -> None:
+        """Sends what is kept; later, where this thread is in the middle of that."""
+        if inside:
+            self.arm(True)
+        elif not self._armed:
             self._flush()
 
-    def _flush(self) -> None:
+    def hold(self, framed: bytes) -> None:
+        """Keeps a frame that is not urgent until another one is sent, or many are kept."""
+        inside = self.entered()
+        with self._order, self._lock:
+            self._unsent.add(framed)
+            self._held += len(framed)
+            if self._held >= _HELD_BYTES:
+                self._send(inside)
+
+    def flush(self) -> None:
+        """Sends what is kept, as far as the socket takes it, which it does again."""
+        if self.entered():
+            return  # who is in the middle of sending goes on
+        with self._order, self._lock:
+            self._flush(again=True)
+
+    def _flush(self, *, again: bool = False) -> None:
         self._held = 0
-        if self._unsent.flush() == self._armed:
-            self._armed = not self._armed
-            self.arm(self._armed)
+        armed = not self._unsent.flush()
+        if again or armed != self._armed:
+            self.arm(armed)
+            self._armed = armed
+
+    def take_in(self) -> bool:
+        """Reads into ``reader.frames`` what is there; False at the end of the stream."""
+        try:
+            return self.reader.read(self.sock)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            if error.errno is None:  # of a signal handler
+                raise
+            return False
+        except FrameTooLong as error:
+            self.refuse(str(error))
+            return False
 
     def receive(self) -> list[bytes] | None:
         """Reads the frames that are there; None at the end of the stream."""
-        try:
-            return receive(self.sock, self.reader)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        except ValueError as error:
-            self.refuse(str(error))
-            return None
+        goes_on, reader = self.take_in(), self.reader
+        frames, reader.frames = list(reader.frames), deque()
+        return frames if goes_on or frames else None
 
     def refuse(self, why: str) -> None:
         """Kills the process because it violates the protocol: user code may write to the socket."""
@@ -240,7 +267,7 @@ class RankProcess:
 
     def close(self) -> None:
         """Closes the sockets; idempotent."""
-        with self._lock:
+        with self._order, self._lock:
             self._open = False
             self._unsent.drop()
         self.reader.close()

@@ -198,7 +198,7 @@ class RankPort(ArrayPorter):
         elif received.kind == EnvelopeKind.ARRAY_IN or told.error:
             # The first message of an upload that failed before it had memory.
             array = self._arrays[told.ticket] = IncomingArray.received(
-                self._reader, told.nbytes, told.there, told.error
+                self._reader.fds.popleft, told.nbytes, told.there, told.error
             )
         else:
             return  # more of one that has failed here

@@ -126,7 +126,7 @@ class PendingArrays:
             if not told.error:
                 self._memory.give(reader.fds.popleft())
         elif received.kind == EnvelopeKind.ARRAY_OUT:
-            array = IncomingArray.received(reader, told.nbytes, told.there, told.error)
+            array = IncomingArray.received(reader.fds.popleft, told.nbytes, told.there, told.error)
             self._offers.add(worker, told.ticket, array)
         else:
             self._offers.grow(worker, told.ticket, told.there, told.error)

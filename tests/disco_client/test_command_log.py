@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from disco_client import EncodingError, SessionClosed, command_log
+from disco_client import EncodingError, Reentered, SessionClosed, command_log
 from disco_client.command_log import CommandLog
 from disco_client.scopes import current_scope
 from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope
@@ -24,8 +26,8 @@ def read(raw):
     return read, EncodedBatch.FromString(read.payload).commands
 
 
-def call(log, **options):
-    return log.issue(Action.CALL_PACKED, func=1, **options)
+def call(log, *, reg=int, **options):
+    return log.issue(Action.CALL_PACKED, func=1, reg=reg, **options)
 
 
 def take(log):
@@ -33,7 +35,16 @@ def take(log):
     while (batch := log.take_batch()) is None:
         if not log.await_commands():
             return None
+    log.left(batch.last_seq)
     return batch.envelope()
+
+
+def take_now(log, kills=True):
+    """Takes what there is, as a transport does that got it on its way; None for nothing."""
+    batch = log.take_batch(kills)
+    if batch is not None:
+        log.left(batch.last_seq)
+    return batch
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -152,7 +163,7 @@ def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
 
 def test_a_line_is_the_callers_own(log):
     """The file, line and function outside this package, until all have executed it."""
-    seq, _ = log.issue(Action.CALL_PACKED, func=1)
+    seq, _ = log.issue(Action.CALL_PACKED, func=1, reg=int)
     site = log.site(seq)
     assert site.filename == __file__
     assert site.function == test_a_line_is_the_callers_own.__name__
@@ -249,6 +260,34 @@ def test_registers_for_several_results_are_like_any_other(log):
     assert call(log)[1] == 2
 
 
+@pytest.mark.parametrize("way", ["issue", "issue_call", "own register"])
+def test_each_command_tells_which_registers_are_free(log, way):
+    """Its own as well: a worker that it does not concern would keep what was in there."""
+    for _ in range(2):
+        call(log)
+    take(log)
+    log.release(1)
+    log.release(2)
+    if way == "issue":
+        assert call(log, workers=(0,))[1] == 2
+    elif way == "issue_call":
+        assert log.issue_call(1, [], int) == 2
+    else:
+        call(log, reg=7)
+    batch = take_now(log)
+    released = batch.calls[1:3] if way == "issue_call" else batch.commands[0].released
+    assert list(released) == [1, 2]
+
+
+def test_registers_for_several_results_are_none_of_which_workers_must_be_told(log):
+    """The next command tells them of all that are free."""
+    call(log)
+    log.release(1)
+    assert log.allocate(2) == [2, 3]
+    call(log)
+    assert list(take_now(log).commands[1].released) == [1]
+
+
 def test_a_reference_may_die_while_a_command_is_written(log):
     """The collector may run anywhere; it takes no lock that the caller holds."""
     _, register = call(log)
@@ -296,7 +335,7 @@ def test_arrays_beside_the_log_are_bounded_too(log, monkeypatch):
     """Their bytes count until their command is executed, and a mark asks how far workers are."""
     monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", 100)
     for _ in range(3):
-        log.issue(Action.CALL_PACKED, beside=lambda: 40)
+        log.issue(Action.CALL_PACKED, reg=int, beside=lambda: 40)
     assert log.statistics()["array_bytes_under_way"] == 120
     _, commands = read(take(log))
     marks = [each for each in commands if each.action == Action.SYNC_WORKER]
@@ -320,14 +359,133 @@ def test_arrays_beside_the_log_are_bounded_too(log, monkeypatch):
 def test_releases_alone_need_not_leave(log):
     """Who waits for an answer may leave them to the next command, which takes them along."""
     _, register = call(log)
-    assert log.take_batch(False).last_seq == 1
+    assert take_now(log, kills=False).last_seq == 1
     log.release(register)
-    assert log.take_batch(False) is None
+    assert take_now(log, kills=False) is None
     call(log)
-    (command,) = log.take_batch(False).commands
+    (command,) = take_now(log, kills=False).commands
     assert list(command.released) == [register]
     log.release(register)
-    assert log.take_batch(True).commands[0].action == Action.KILL_REG
+    assert take_now(log).commands[0].action == Action.KILL_REG
+
+
+def test_a_batch_is_the_next_one_until_it_has_left(log):
+    """A sender that is interrupted in between takes it again; what came meanwhile follows."""
+    call(log)
+    first = log.take_batch()
+    call(log)
+    again = log.take_batch()
+    assert (again.first_seq, again.last_seq) == (first.first_seq, first.last_seq) == (1, 1)
+    assert again.envelope() == first.envelope()
+    log.left(1)
+    second = log.take_batch()
+    assert (second.first_seq, second.last_seq) == (2, 2)
+    log.left(1)  # a second time
+    assert log.take_batch() is second
+    log.left(2)
+    assert log.take_batch() is None
+
+
+class Interruption(Exception):
+    """What comes out of a call in its middle."""
+
+
+def interrupt(work, place):
+    """Raises in a call where Python may enter it: as a function begins, or after a call.
+
+    Args:
+        work: What is called.
+        place: The number of the place, from 0.
+
+    Returns:
+        Whether there is such a place.
+    """
+    left = place + 1
+
+    def enter(_frame, event, _arg):
+        nonlocal left
+        if event != "c_call":
+            left -= 1
+            if left == 0:
+                raise Interruption
+
+    former = sys.getprofile()
+    sys.setprofile(enter)
+    try:
+        work()
+    except Interruption:
+        return True
+    finally:
+        sys.setprofile(former)
+    return False
+
+
+def test_an_interrupted_acknowledgement_is_completed_by_the_next(monkeypatch):
+    """Wherever it was interrupted: what is done is forgotten, and who waits for room learns."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 4)
+    places, interrupted = 0, True
+    while interrupted:
+        log, told = CommandLog(SESSION, 2), []
+        for _ in range(4):
+            call(log)
+        take(log)
+        log.acknowledge(0, 4)
+        log.call_when_room(lambda told=told: told.append(True))
+        assert log.is_full()
+        interrupted = interrupt(lambda log=log: log.acknowledge(1, 4), places)
+        log.acknowledge(1, 4)
+        assert log.acked == 4, places
+        assert log.site(4) is None, places
+        assert told, places
+        assert not log.is_full(), places
+        places += 1
+    assert told == [True]
+    assert places > 5
+
+
+@pytest.mark.parametrize("way", ["signal", "finalizer"])
+@pytest.mark.parametrize("outer", ["issue", "issue_call"])
+def test_what_is_issued_in_the_middle_of_another_command_follows_it(log, way, outer):
+    """With a register of its own; what this thread would have to wait for is refused."""
+    inner = []
+
+    def enter(*_):
+        _, register = call(log)
+        inner.append(register)
+        inner.append(log.issue_call(5, [2 * 7], int))
+        with pytest.raises(Reentered):
+            call(log, answers=1)
+
+    class Dying:
+        def __del__(self):
+            enter()
+
+    def make(register):
+        if way == "finalizer":
+            Dying()
+        else:
+            signal.raise_signal(signal.SIGUSR1)
+        return register
+
+    _, former = call(log)
+    log.release(former)
+    before = signal.signal(signal.SIGUSR1, enter)
+    try:
+        if outer == "issue":
+            _, register = call(log, reg=make)
+        else:
+            register = log.issue_call(1, [2 * 3], make)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert call(log)[0] == 5
+    assert (register, inner) == (former, [2, 3])
+    batch = take_now(log)
+    assert (batch.first_seq, batch.last_seq) == (1, 5)
+    calls = EncodedBatch.FromString(EncodedEnvelope.FromString(batch.envelope()).payload)
+    outers = [-1] if outer == "issue" else [1, former, 1, register, 1, 6]
+    assert list(calls.calls) == [-1, *outers, -1, 0, 5, 3, 1, 14, -1]
+    own = [command.reg for command in calls.commands]
+    assert own == ([1, register, 2, 4] if outer == "issue" else [1, 2, 4])
 
 
 def test_while_one_thread_is_alone_the_others_wait(log):
@@ -362,6 +520,8 @@ def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log, 
     def barred():
         raise Replaced
 
+    barred.exclusive = True
+
     def issue():
         try:
             call(log)
@@ -369,7 +529,7 @@ def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log, 
             learned.append(error)
 
     _, sent = call(log)
-    assert log.take_batch().last_seq == 1
+    assert take_now(log).last_seq == 1
     _, dead = call(log)
     call(log, beside=lambda: 1000)
     log.release(dead)

@@ -21,9 +21,9 @@ def add(session):
 def test_steps_are_numbered_and_encoded_as_batches():
     """Registers are never used again, and the lines of the steps are remembered."""
     log = RecordingLog()
-    registers = [log.issue_call(1, [2 * number]) for number in range(2100)]
+    registers = [log.issue_call(1, [2 * number], int) for number in range(2100)]
     log.release(registers[0])
-    registers.append(log.issue(Action.CALL_PACKED, func=1)[1])
+    registers.append(log.issue(Action.CALL_PACKED, func=1, reg=int)[1])
     assert registers == list(range(1, 2102))
     assert log.num_steps == 2101
     first, second = map(EncodedBatch.FromString, log.encode())
@@ -40,9 +40,9 @@ def test_a_program_has_a_largest_size(monkeypatch, what):
 
     def record():
         if what == "bytes":
-            log.issue(Action.CALL_PACKED, lambda _command: MAX_COMMAND_BYTES, func=1)
+            log.issue(Action.CALL_PACKED, lambda _command: MAX_COMMAND_BYTES, func=1, reg=int)
         else:
-            log.issue_call(1, [])
+            log.issue_call(1, [], int)
 
     with pytest.raises(CaptureError, match="at most 10 steps"):  # noqa: PT012
         for _ in range(11):

@@ -110,8 +110,8 @@ def test_a_call_that_waits_for_room_is_reported_too(monkeypatch, capfd, eventual
     monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
     log = CommandLog(1, 1)
     log.long_waits = LongWaits(0.5, lambda: (f"acked {log.statistics()['acked']}", "", False))
-    log.issue_call(1, [])
-    thread = threading.Thread(target=log.issue_call, args=(1, []))
+    log.issue_call(1, [], int)
+    thread = threading.Thread(target=log.issue_call, args=(1, [], int))
     thread.start()
     printed = ""
 

@@ -182,13 +182,13 @@ MADE = {
     "disco_client/arrays/shared_memory.py allocate: os.ftruncate",
     "disco_client/arrays/shared_memory.py _seal: fcntl.fcntl",
     "disco_client/arrays/shared_memory.py give: os.fstat",
-    "disco_server/ipc/framing.py receive: socket.recvmsg_into",
-    f"disco_server/ipc/framing.py receive: socket.recvmsg_into{LOST}",
+    "disco_server/ipc/framing.py read: socket.recvmsg_into",
+    f"disco_server/ipc/framing.py read: socket.recvmsg_into{LOST}",
 }
 """Making shared memory, and getting it from the other process."""
 
 SAID = {
-    "disco_client/transport/carriers.py write: socket.sendall",
+    "disco_client/transport/carriers.py write_rest: socket.sendall",
     "disco_client/transport/carriers.py write_some: socket.send",
     "disco_client/transport/carriers.py receive: socket.recv_into",
 }
@@ -198,16 +198,18 @@ PASSED_ON = "disco_server/ipc/carriers.py _flush: socket.send"
 """The same over the node's."""
 BESIDE = (
     "disco_server/worker/machine.py ",
+    "disco_server/collectives/mpich_memory.py ",
     "disco_client/output.py ",
     "disco_server/worker/array_server.py _recv: socket.send",
 )
-"""What threads do meanwhile that nobody waits for: they look at the machine every ten seconds, and
-write the log; and what wakes an event loop, as a finalizer may anywhere."""
+"""What threads do meanwhile that nobody waits for: they look at the machine every ten seconds,
+write the log, and look for what ranks have left; and what wakes an event loop, as a finalizer may
+anywhere."""
 
 HANDED_OUT = {
     "disco_server/ipc/arrays.py grow: os.dup",
     "disco_server/ipc/framing.py flush: socket.send",
-    "disco_server/ipc/framing.py flush: socket.send_fds",
+    "disco_server/ipc/framing.py flush: socket.sendmsg",
 }
 """Handing it to a rank."""
 
@@ -228,7 +230,7 @@ STREAMED = {
 }
 """A daemon between a rank and a stream of gRPC."""
 
-THREAD = "disco_client/threads.py start_thread: threading.start"
+THREAD = "disco_client/threads.py run: threading.start"
 ARRAY_CLIENT = "disco_client/arrays/client.py"
 CHANNEL = "disco_client/transport/channel.py"
 

@@ -357,7 +357,7 @@ def test_an_impossible_array_is_refused_on_the_worker_too(one_session, shape, dt
         return 0
 
     empty = session.get_global_func("runtime.disco.empty")
-    session._core.log.issue(Action.CALL_PACKED, fill, func=empty.reg_id)
+    session._core.log.issue(Action.CALL_PACKED, fill, func=empty.reg_id, reg=int)
     with pytest.raises(errors.RemoteError):
         session.sync_all()
     session.sync_all()
@@ -377,7 +377,7 @@ def test_an_upload_of_another_size_is_refused(one_session):
         return 0
 
     ticket = []
-    session._core.log.issue(Action.COPY_TO_WORKER0, fill, workers=(0,))
+    session._core.log.issue(Action.COPY_TO_WORKER0, fill, reg=int, workers=(0,))
     session._core.transport.upload(ticket[0], 0, memoryview(np.zeros(16).view("u1")))
     with pytest.raises(errors.RemoteError, match="expected 8000000 bytes"):
         session.sync_all()

@@ -18,6 +18,7 @@ from typing import ClassVar
 import disco_array_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
 import disco_raising_functions  # noqa: F401  (registers functions)
+import disco_reentry_functions  # noqa: F401  (registers functions)
 import numpy as np
 
 import disco_server

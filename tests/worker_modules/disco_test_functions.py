@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 import disco_server
-from disco_client.stacks import current_frames
+from disco_client.uncollected import current_frames
 from disco_server.rank.worker import Worker
 
 

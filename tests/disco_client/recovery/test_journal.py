@@ -37,8 +37,16 @@ def keep(journal, log):
     """What happens to what is there when workers have executed it."""
     taken = log.take_batch()
     batch = SentBatch(taken.first_seq, taken.last_seq, taken.payload(), bool(taken.calls))
+    log.left(taken.last_seq)
     journal.append(batch)
     return batch
+
+
+def send(sent):
+    """Sends what comes next, as a connection does; returns it."""
+    raw = sent.send()
+    sent.sent()
+    return raw
 
 
 def pieces(journal, *waiting):
@@ -51,10 +59,10 @@ def pieces(journal, *waiting):
 
 def test_a_batch_leaves_as_it_is_written_down(journal, log):
     """It is encoded once, for the session that there is now, and kept once it is executed."""
-    sent = SentLog(9, log.take_batch, lambda: log.acked, journal.append)
-    log.issue_call(1, [2, 4])
+    sent = SentLog(9, log.take_batch, log.left, lambda: log.acked, journal.append)
+    log.issue_call(1, [2, 4], int)
     log.issue(Action.CALL_PACKED, func=1, reg=3)
-    envelope = EncodedEnvelope.FromString(sent.send())
+    envelope = EncodedEnvelope.FromString(send(sent))
     assert (envelope.session, envelope.first_seq, envelope.last_seq) == (9, 1, 2)
     assert list(EncodedBatch.FromString(envelope.payload).calls) == [0, 1, 1, 2, 2, 4, -1]
     sent.settle()
@@ -65,12 +73,27 @@ def test_a_batch_leaves_as_it_is_written_down(journal, log):
     assert envelope.payload == journal.segments[0].payload
 
 
+def test_an_envelope_is_the_next_one_until_it_was_sent(journal, log):
+    """A sender that is interrupted in between gets it again; it is written down once."""
+    sent = SentLog(9, log.take_batch, log.left, lambda: log.acked, journal.append)
+    log.issue_call(1, [2], int)
+    first = sent.send()
+    log.issue_call(1, [4], int)
+    assert sent.send() == first
+    sent.sent()
+    sent.sent()
+    second = send(sent)
+    assert [EncodedEnvelope.FromString(raw).last_seq for raw in (first, second)] == [1, 2]
+    sent.retain_all()
+    assert journal.commands == 2
+
+
 def test_what_is_written_down_twice_is_there_once(journal, log):
     """As what was under way when workers were lost, or a checkpoint made."""
-    sent = SentLog(9, log.take_batch, lambda: log.acked, journal.append)
+    sent = SentLog(9, log.take_batch, log.left, lambda: log.acked, journal.append)
     for _ in range(2):
-        log.issue_call(1, [2])
-        sent.send()
+        log.issue_call(1, [2], int)
+        send(sent)
     for _ in range(2):
         sent.retain_all()
     for worker in range(2):
@@ -82,16 +105,16 @@ def test_what_is_written_down_twice_is_there_once(journal, log):
 
 def test_what_workers_are_given_again_leaves_before_the_rest(journal, log):
     """And once more where the connection lost it, but is not written down again."""
-    log.issue_call(1, [2])
+    log.issue_call(1, [2], int)
     (again,) = (keep(journal, log),)
-    sent = SentLog(10, log.take_batch, lambda: log.acked, journal.append)
+    sent = SentLog(10, log.take_batch, log.left, lambda: log.acked, journal.append)
     sent.add(again)
-    log.issue_call(1, [4])
+    log.issue_call(1, [4], int)
     assert sent.num_unsent == 1
-    left = [sent.send() for _ in range(3)]
+    left = [send(sent) for _ in range(3)]
     assert left[2] is None
     sent.rewind(0)
-    assert [sent.send() for _ in range(2)] == left[:2]
+    assert [send(sent) for _ in range(2)] == left[:2]
     assert [EncodedEnvelope.FromString(raw).last_seq for raw in left[:2]] == [1, 2]
     sent.retain_all()
     assert journal.commands == 2
@@ -100,7 +123,7 @@ def test_what_workers_are_given_again_leaves_before_the_rest(journal, log):
 def test_small_batches_become_large_ones(journal, log):
     """A program that waits for each command costs little more than its commands."""
     for _ in range(100):
-        log.issue_call(1, [2])
+        log.issue_call(1, [2], int)
         keep(journal, log)
     assert [(each.first, each.last) for each in journal.segments] == [(1, 100)]
     assert journal.commands == 100
@@ -110,7 +133,10 @@ def test_small_batches_become_large_ones(journal, log):
 
 def test_batches_with_and_without_a_column_stay_apart(journal, log):
     """A column describes every command of its batch."""
-    for issue in (lambda: log.issue_call(1, []), lambda: log.issue(Action.CALL_PACKED, func=1)):
+    for issue in (
+        lambda: log.issue_call(1, [], int),
+        lambda: log.issue(Action.CALL_PACKED, func=1, reg=int),
+    ):
         issue()
         keep(journal, log)
     assert [each.in_column for each in journal.segments] == [True, False]
@@ -129,7 +155,7 @@ def test_an_array_for_several_workers_is_kept_once(journal):
 
 def test_beyond_the_limit_arrays_go_first(journal, log):
     """So that how functions were made stays known; then the commands go."""
-    log.issue(Action.CALL_PACKED, func=1)
+    log.issue(Action.CALL_PACKED, func=1, reg=int)
     keep(journal, log)
     for ticket in range(4):
         journal.add_upload(ticket, 0, memoryview(bytes(LARGE)), 0)
@@ -138,10 +164,10 @@ def test_beyond_the_limit_arrays_go_first(journal, log):
     assert journal.nbytes < LARGE
     assert journal.add_upload(9, 0, memoryview(b"x"), 0) is None
     journal.limit = 10
-    log.issue(Action.CALL_PACKED, func=1)
+    log.issue(Action.CALL_PACKED, func=1, reg=int)
     keep(journal, log)
     assert (journal.dropped, journal.commands) == (True, 0)
-    log.issue(Action.CALL_PACKED, func=1)
+    log.issue(Action.CALL_PACKED, func=1, reg=int)
     keep(journal, log)
     assert journal.commands == 0
 
@@ -150,7 +176,7 @@ def test_questions_are_not_asked_again(journal, log):
     """Unless somebody waits for the answer; in their place workers say that they are there."""
     for _ in range(2):
         log.issue(Action.DEBUG_GET_FROM_REMOTE, reg=4, workers=(1,), answers=1)
-    log.issue_call(1, [2])
+    log.issue_call(1, [2], int)
     keep(journal, log)
     first, second = pieces(journal, 2)
     assert (first.first, first.last, first.awaited, first.by) == (1, 1, True, 1)
@@ -162,7 +188,7 @@ def test_questions_are_not_asked_again(journal, log):
 
 def test_what_a_question_released_is_released(journal, log):
     """The registers whose references had died travel with whatever command comes next."""
-    _, reg = log.issue(Action.CALL_PACKED, func=1)
+    _, reg = log.issue(Action.CALL_PACKED, func=1, reg=int)
     log.release(reg)
     log.issue(Action.COPY_FROM_WORKER0, reg=9, workers=(0,), answers=1)
     keep(journal, log)
@@ -172,10 +198,10 @@ def test_what_a_question_released_is_released(journal, log):
 
 def test_pieces_end_where_the_program_waited(journal, log):
     """And know which arrays travel beside them."""
-    log.issue(Action.COPY_TO_WORKER0, array(11))
+    log.issue(Action.COPY_TO_WORKER0, array(11), reg=int)
     log.issue(Action.SYNC_WORKER, reg=0, answers=2)
-    log.issue_call(1, [2])
-    log.issue(Action.COPY_TO_WORKER0, array(12))
+    log.issue_call(1, [2], int)
+    log.issue(Action.COPY_TO_WORKER0, array(12), reg=int)
     keep(journal, log)
     found = [
         (each.first, each.last, each.tickets, each.awaited, each.by) for each in pieces(journal)
@@ -186,10 +212,10 @@ def test_pieces_end_where_the_program_waited(journal, log):
 def test_a_checkpoint_leaves_what_came_after_it(journal, log):
     """And the arrays of that, and of what brings back the rest."""
     for ticket in (1, 2, 3):
-        log.issue(Action.COPY_TO_WORKER0, array(ticket))
+        log.issue(Action.COPY_TO_WORKER0, array(ticket), reg=int)
         keep(journal, log)
         journal.add_upload(ticket, 0, memoryview(bytes(1000)), 0)
-        log.issue_call(1, [])
+        log.issue_call(1, [], int)
         keep(journal, log)
     journal.prune([], {1}, 4)
     assert [(each.first, each.last) for each in journal.segments] == [(5, 5), (6, 6)]
@@ -200,8 +226,8 @@ def test_a_checkpoint_leaves_what_came_after_it(journal, log):
 def test_what_came_after_a_checkpoint_may_be_in_one_batch_with_what_came_before(journal, log):
     """It keeps its numbers."""
     for _ in range(3):
-        log.issue_call(1, [2])
-    log.issue(Action.CALL_PACKED, func=1)
+        log.issue_call(1, [2], int)
+    log.issue(Action.CALL_PACKED, func=1, reg=int)
     keep(journal, log)
     journal.prune([], set(), 2)
     (segment,) = journal.segments

@@ -23,11 +23,11 @@ class Client:
             command.args.add().str = name
             return 0
 
-        return self.log.issue(Action.GET_GLOBAL_FUNC, fill)[1]
+        return self.log.issue(Action.GET_GLOBAL_FUNC, fill, reg=int)[1]
 
     def call(self, func, *registers, text=None):
         if text is None:
-            return self.log.issue_call(func, [2 * register + 1 for register in registers])
+            return self.log.issue_call(func, [2 * register + 1 for register in registers], int)
 
         def fill(command):
             command.args.add().str = text
@@ -35,7 +35,7 @@ class Client:
                 command.args.add().list.items.add().reg = register
             return 0
 
-        return self.log.issue(Action.CALL_PACKED, fill, func=func)[1]
+        return self.log.issue(Action.CALL_PACKED, fill, func=func, reg=int)[1]
 
     def upload(self, ticket):
         def fill(command):
@@ -44,7 +44,7 @@ class Client:
             return 0
 
         self.journal.add_upload(ticket, 0, memoryview(b"data"), 0)
-        return self.log.issue(Action.COPY_TO_WORKER0, fill, workers=(0,))[1]
+        return self.log.issue(Action.COPY_TO_WORKER0, fill, reg=int, workers=(0,))[1]
 
     def sync(self):
         self.log.issue(Action.SYNC_WORKER, reg=0)
@@ -55,6 +55,7 @@ class Client:
             self.journal.append(
                 SentBatch(batch.first_seq, batch.last_seq, payload, bool(batch.calls))
             )
+            self.log.left(batch.last_seq)
         return plan_pruning(
             self.journal, PruneRequest(made, published, failed, last or self.log.last_seq)
         )
@@ -145,13 +146,13 @@ def test_a_program_is_defined_again_with_its_functions(client):
         command.program.registers.extend([func, array])
         return 0
 
-    _, program = client.log.issue(Action.DEFINE_PROGRAM, fill)
+    _, program = client.log.issue(Action.DEFINE_PROGRAM, fill, reg=int)
     assert seqs(client.cut({func, program})) == [1, 4]
 
 
 def test_a_function_that_a_program_made_is_refused(client):
     """What that run had read is not known."""
-    _, program = client.log.issue(Action.DEFINE_PROGRAM)
+    _, program = client.log.issue(Action.DEFINE_PROGRAM, reg=int)
     (result,) = client.log.allocate(1)
 
     def fill(command):

@@ -23,6 +23,7 @@ def test_commands_that_leave_together_are_noted_with_their_lines():
     for _ in range(3):
         log.issue(Action.SYNC_WORKER, reg=0)
     log.take_batch()
+    log.left(3)
     log.issue(Action.SYNC_WORKER, reg=0)
     log.take_batch()
     first, second = timeline.flight(Clock()).sent

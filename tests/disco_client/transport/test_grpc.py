@@ -92,6 +92,7 @@ def silent(lost=lambda _error: None):
         nudge=lambda: None,
         acked=lambda: 0,
         take_batch=lambda _kills: None,
+        left=lambda _seq: None,
         reply=lambda *_: None,
         live=lambda *_: None,
         acknowledge=lambda *_: None,

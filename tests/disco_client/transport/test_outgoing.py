@@ -24,19 +24,21 @@ def out(log):
     """Started with the commands of a log; its streams end with the test."""
     nothing = lambda *_: None  # noqa: E731
     made = Outgoing()
-    sent = SentLog(7, log.take_batch, lambda: log.acked)
+    sent = SentLog(7, log.take_batch, log.left, lambda: log.acked)
     made.log = log
     made.events = Events(
         await_commands=log.await_commands,
         nudge=log.nudge,
         acked=lambda: log.acked,
         take_batch=log.take_batch,
+        left=log.left,
         reply=nothing,
         live=nothing,
         acknowledge=nothing,
         log=nothing,
         lost=nothing,
         send=sent.send,
+        sent=sent.sent,
         resend=sent.rewind,
     )
     yield made
@@ -44,7 +46,7 @@ def out(log):
 
 
 def call(log):
-    log.issue(Action.CALL_PACKED, func=1)
+    log.issue(Action.CALL_PACKED, func=1, reg=int)
 
 
 def seqs(raws):
@@ -151,3 +153,24 @@ def test_the_farewell_can_be_another(out, log):
     out.part_with(b"detach")
     log.close(SessionClosed("left"), drop=False)
     assert list(stream) == [b"first", b"detach"]
+
+
+def test_an_envelope_is_the_same_until_it_left(out, log):
+    """An exception between taking it and sending it loses nothing, and repeats no other."""
+    stream = out.stream(b"first")
+    out.start(out.events, b"farewell")
+    out.say(b"said")
+    call(log)
+    for expected in (b"first", b"said"):
+        assert stream.take() == expected
+        raw = stream.take()
+        assert raw == expected
+        stream.left(raw)
+    assert seqs([stream.take(), stream.take()]) == [(1, 1), (1, 1)]
+    call(log)
+    out.rewind(0)
+    assert seqs([stream.take(), stream.take()]) == [(1, 1), (1, 1)]
+    stream.left(stream.take())
+    assert seqs([stream.take()]) == [(2, 2)]
+    stream.left(stream.take())
+    assert stream.take() is None

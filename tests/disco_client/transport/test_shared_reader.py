@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from disco_client.errors import Reentered
 from disco_client.transport.shared_reader import READABLE, SharedReader
 
 LIMIT_S = 20.0
@@ -24,7 +26,8 @@ class Replies:
         for lock in self.locks:
             lock.acquire()
         self.read_by = []
-        self.torn = []
+        self.fails = []
+        self._came = collections.deque()
         self.reader = SharedReader(self._handle)
         self.reader.replies.register(self.readable, READABLE)
         self._over = False
@@ -33,9 +36,14 @@ class Replies:
 
     def _handle(self, ready):
         if any(fd == self.readable for fd, _ in ready):
-            for number in os.read(self.readable, 16):
-                self.read_by.append(threading.current_thread())
-                self.locks[number].release()
+            self._came.extend(os.read(self.readable, 16))
+        while self._came:
+            if threading.current_thread() in self.fails:
+                self.fails.clear()
+                fail()
+            self.read_by.append(threading.current_thread())
+            self.locks[self._came[0]].release()
+            self._came.popleft()
 
     def _keep(self):
         while not self._over:
@@ -46,7 +54,7 @@ class Replies:
         os.write(self._writable, bytes([number]))
 
     def wait(self, number, seconds=LIMIT_S, send=lambda: None):
-        return self.reader.wait(self.locks[number], seconds, send, self.torn.append)
+        return self.reader.wait(self.locks[number], seconds, send)
 
     def close(self):
         self._over = True
@@ -101,7 +109,7 @@ def test_who_waits_while_another_reads_is_served_after_it_too(replies, monkeypat
 
 
 def test_a_wait_that_is_interrupted_leaves_the_reader_as_it_was(replies):
-    """Ctrl-C while a thread only waits is delivered at once, and tears nothing."""
+    """Ctrl-C while a thread only waits is delivered at once, and the next wait reads again."""
 
     def interrupt():
         time.sleep(0.1)
@@ -110,20 +118,72 @@ def test_a_wait_that_is_interrupted_leaves_the_reader_as_it_was(replies):
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         replies.wait(0)
-    assert replies.torn == []
     assert replies.wait(0, send=lambda: replies.answer(0))
 
 
-def test_what_is_raised_in_the_middle_of_work_is_told(replies):
-    """So that the session, whose stream may be half written, can end."""
+def fail():
+    msg = "in the middle"
+    raise ValueError(msg)
 
-    def fail():
-        msg = "in the middle"
-        raise ValueError(msg)
 
+def test_what_is_raised_in_the_middle_of_sending_leaves_the_reader_as_it_was(replies):
+    """The thread reads no more, so that the next wait, or the keeper, does."""
     with pytest.raises(ValueError, match="in the middle"):
         replies.wait(0, send=fail)
-    assert [type(error) for error in replies.torn] == [ValueError]
+    assert not replies.reader.entered
+    assert replies.wait(0, send=lambda: replies.answer(0))
+    assert replies.read_by == [threading.current_thread()]
+    with pytest.raises(ValueError, match="in the middle"):
+        replies.wait(1, send=fail)
+    replies.answer(1)
+    assert replies.locks[1].acquire(timeout=LIMIT_S)
+
+
+def test_what_is_raised_in_the_middle_of_handling_is_handled_again(replies):
+    """By the next thread that waits, though nothing else comes; or else by the keeper."""
+    for number, wait in enumerate(
+        (lambda: replies.wait(0), lambda: replies.locks[1].acquire(timeout=LIMIT_S))
+    ):
+        replies.fails.append(threading.current_thread())
+        with pytest.raises(ValueError, match="in the middle"):
+            replies.wait(number, send=lambda number=number: replies.answer(number))
+        assert not replies.reader.entered
+        assert wait()
+
+
+def test_a_handler_waits_where_its_thread_only_polls(replies):
+    """And its thread then looks whether its own reply has come, which the handler has read."""
+    got = []
+
+    def enter(_signum, _frame):
+        replies.answer(0)
+        got.append(replies.wait(1, send=lambda: replies.answer(1)))
+
+    def interrupt():
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, enter)
+    try:
+        threading.Thread(target=interrupt).start()
+        assert replies.wait(0)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert got == [True]
+
+
+def test_who_waits_in_the_middle_of_sending_is_refused(replies):
+    """A reply that it waited for could not be read; the call in whose middle it is goes on."""
+    raised = []
+
+    def send():
+        with pytest.raises(Reentered) as refused:
+            replies.wait(1)
+        raised.append(refused.type)
+        replies.answer(0)
+
+    assert replies.wait(0, send=send)
+    assert raised == [Reentered]
 
 
 def test_a_reader_that_is_closed_is_not_waited_in(replies):

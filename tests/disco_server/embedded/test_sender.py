@@ -18,12 +18,23 @@ def events_of(log):
         nudge=log.nudge,
         acked=lambda: log.acked,
         take_batch=log.take_batch,
+        left=log.left,
         reply=nothing,
         live=nothing,
         acknowledge=nothing,
         log=nothing,
         lost=nothing,
     )
+
+
+class Flushing:
+    """As much of a transport as issuing needs."""
+
+    sends_lone = True
+    entered = False
+
+    def __init__(self, sender):
+        self.flush = sender.flush
 
 
 def test_commands_leave_in_order_whoever_sends_them():
@@ -36,7 +47,7 @@ def test_commands_leave_in_order_whoever_sends_them():
 
     def issue():
         for step in range(500):
-            log.issue(Action.CALL_PACKED, func=1)
+            log.issue(Action.CALL_PACKED, func=1, reg=int)
             if step % 7 == 0:
                 sender.flush()
 
@@ -57,10 +68,9 @@ def test_what_nobody_waits_for_leaves_by_itself(eventually):
     log = CommandLog(1, 1)
     left = []
     sender = Sender(events_of(log), lambda batch, first: left.append((batch.last_seq, first)))
-    sender.sends_lone = True
-    log.pump = sender  # as far as issuing is concerned
+    log.pump = Flushing(sender)
     for turn in range(3):
-        _, register = log.issue(Action.CALL_PACKED, func=1)
+        _, register = log.issue(Action.CALL_PACKED, func=1, reg=int)
         eventually(lambda seq=2 * turn + 1: left and left[-1][0] == seq, what="the command")
         log.release(register)
         eventually(lambda seq=2 * turn + 2: left[-1][0] == seq, what="the release")
@@ -75,8 +85,7 @@ def started():
     sender = Sender(
         events_of(log), lambda batch, _first: left.append((batch.first_seq, batch.last_seq))
     )
-    sender.sends_lone = True
-    log.pump = sender
+    log.pump = Flushing(sender)
     return log, sender, left
 
 
@@ -84,25 +93,25 @@ def test_a_batch_leaves_together_at_its_end():
     """Nothing of it before; a block within it changes nothing, and other threads wait for none."""
     log, sender, left = started()
     with log.batch():
-        log.issue(Action.CALL_PACKED, func=1)
+        log.issue(Action.CALL_PACKED, func=1, reg=int)
         with log.batch():
-            log.issue(Action.CALL_PACKED, func=1)
-        log.issue(Action.CALL_PACKED, func=1)
+            log.issue(Action.CALL_PACKED, func=1, reg=int)
+        log.issue(Action.CALL_PACKED, func=1, reg=int)
         assert left == []
     log.close(SessionClosed("over"), drop=False)
     sender.join(10)
     assert left == [(1, 3)]
 
 
-def test_a_thread_beside_a_batch_sends_what_it_issues():
+def test_a_thread_beside_a_batch_sends_what_it_issues(eventually):
     """With all that was issued before."""
     log, sender, left = started()
     with log.batch():
-        log.issue(Action.CALL_PACKED, func=1)
-        other = threading.Thread(target=lambda: log.issue(Action.CALL_PACKED, func=1))
+        log.issue(Action.CALL_PACKED, func=1, reg=int)
+        other = threading.Thread(target=lambda: log.issue(Action.CALL_PACKED, func=1, reg=int))
         other.start()
         other.join()
-        assert left == [(1, 2)]
+        eventually(lambda: left == [(1, 2)], what="both commands")
     log.close(SessionClosed("over"), drop=False)
     sender.join(10)
     assert left == [(1, 2)]
@@ -119,7 +128,7 @@ def test_a_batch_of_more_than_may_be_under_way_goes_on():
     sender = Sender(events_of(log), execute)
     with log.batch():
         for _ in range(WINDOW_COMMANDS + 10):
-            log.issue(Action.CALL_PACKED, func=1)
+            log.issue(Action.CALL_PACKED, func=1, reg=int)
     log.close(SessionClosed("over"), drop=False)
     sender.join(10)
     assert done[-1] == WINDOW_COMMANDS + 10

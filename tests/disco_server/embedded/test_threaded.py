@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import disco_client
+import disco_server
 from disco_client import errors
+from disco_server.embedded import threads as embedded_threads
 
 
 def rank_threads():
@@ -112,6 +114,35 @@ def test_an_impossible_library_says_what_works(threads, ccl):
     with pytest.raises(errors.BadArgument, match="init_ccl"):
         session.init_ccl(ccl)
     session.sync_all()
+
+
+def test_a_worker_without_memory_for_its_library_ends_the_session(threads, monkeypatch):
+    """Its peers would wait for it, in this collective or the next one."""
+
+    def fails_on_one(*args, worker_id, **options):
+        if worker_id == 1:
+            raise MemoryError
+        return open_communicator(*args, worker_id=worker_id, **options)
+
+    open_communicator = embedded_threads.open_communicator
+    monkeypatch.setattr(embedded_threads, "open_communicator", fails_on_one)
+    session = threads(2)
+    with pytest.raises(errors.SessionLost, match="worker 1 has no memory left to start local"):
+        session.allreduce(session.broadcast(np.ones(2))).numpy()
+
+
+def test_collectives_do_without_the_thread_that_watches_them(threads, monkeypatch):
+    """Where the system starts no thread for it."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name.startswith("meeting-watch"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    session = threads(2)
+    assert session.allreduce(session.broadcast(np.ones(2))).numpy().tolist() == [2.0, 2.0]
 
 
 def test_memory_serves_for_mpi():
@@ -223,6 +254,16 @@ def test_ctrl_c_interrupts_a_wait_and_the_session_lives_on(threads):
     with pytest.raises(KeyboardInterrupt):
         session.sync_all()
     assert time.monotonic() - started < 1.9
+    assert session.get_global_func("tests.echo")(5).debug_get_from_remote(1) == 5
+
+
+def test_a_worker_does_not_wait_for_its_own_session(threads):
+    """Nor does a finalizer that runs in its thread: it would wait for itself."""
+    session = threads(2)
+    disco_server.register_func("tests.wait_for_own_session", override=True)(session.sync_all)
+    session.get_global_func("tests.wait_for_own_session")()
+    with pytest.raises(errors.RemoteException, match="Reentered: "):
+        session.sync_all()
     assert session.get_global_func("tests.echo")(5).debug_get_from_remote(1) == 5
 
 

@@ -187,23 +187,28 @@ def test_a_question_and_its_answer_are_no_envelopes():
     assert progress_in(other) is None
 
 
-def test_a_descriptor_that_cannot_be_passed_is_not_missed(ends, monkeypatch):
+def test_a_descriptor_that_cannot_be_passed_is_not_missed(ends):
     """Another frame says so in its place; those around it come, with their own descriptors."""
     mine, theirs = ends
-    send_fds, failed = socket.send_fds, []
+    failed = []
 
-    def too_many(sock, buffers, fds):
-        if not failed:
-            failed.append(fds)
-            raise OSError(errno.ETOOMANYREFS, "too many references")
-        return send_fds(sock, buffers, fds)
+    class Full:
+        """The socket, in a system where too many descriptors are under way once."""
 
-    monkeypatch.setattr(socket, "send_fds", too_many)
-    unsent, fds = Unsent(theirs), [holding(b"one"), holding(b"two")]
+        send = theirs.send
+
+        def sendmsg(self, buffers, ancillary):
+            if not failed:
+                failed.append(ancillary)
+                raise OSError(errno.ETOOMANYREFS, "too many references")
+            return theirs.sendmsg(buffers, ancillary)
+
+    unsent, fds = Unsent(Full()), [holding(b"one"), holding(b"two")]
     unsent.add(frame(b"before"))
     for fd, raw in zip(fds, (b"first", b"second"), strict=True):
         unsent.add(frame(raw), fd, lambda why: frame(f"without: {why}".encode()))
     assert unsent.flush()
+    assert failed
     assert not any(map(is_open, fds))
     reader, came = FrameReader(), []
     while len(came) < 3:

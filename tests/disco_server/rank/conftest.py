@@ -55,7 +55,7 @@ class Recording:
 
     def plain(self, func, *args):
         column = [arg * 2 + 1 if isinstance(arg, Value) else arg * 2 for arg in args]
-        return Value(self.log.issue_call(func, column))
+        return Value(self.log.issue_call(func, column, int))
 
     def issue(self, action, *args, func=0, reg=None, workers=(), results=()):
         def fill(command):
@@ -64,7 +64,11 @@ class Recording:
             command.results.extend(results)
             return 0
 
-        return Value(self.log.issue(action, fill, func=func, reg=reg, workers=workers)[1])
+        return Value(
+            self.log.issue(
+                action, fill, func=func, reg=int if reg is None else reg, workers=workers
+            )[1]
+        )
 
     def call(self, func, *args):
         return self.issue(Action.CALL_PACKED, *args, func=func)

@@ -60,7 +60,7 @@ def program(func):
     """Echoes its input, calls a function with it, and returns both results."""
     log = RecordingLog()
     echo, called, x = log.allocate(3)
-    outputs = [log.issue_call(each, [2 * x + 1]) for each in (echo, called)]
+    outputs = [log.issue_call(each, [2 * x + 1], int) for each in (echo, called)]
     return EncodedProgram(
         batches=log.encode(),
         inputs=[x],

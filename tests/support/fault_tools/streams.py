@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import random
 import re
@@ -74,6 +75,10 @@ _ENTRY = re.compile(
 
 class InjectedCut(StreamBroken):
     """A stream is broken on purpose; whoever reads or writes it sees it as broken."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno.ECONNRESET  # as the system's; a signal handler's error may have none
 
 
 @dataclass
@@ -209,12 +214,18 @@ class _FaultyMessages(_Stand):
         while not self._passed:
             if (message := self._real.take()) is None:
                 return None
+            self._real.left(message)  # and what becomes of it is the passage's affair
             self._passed.extend(self._passage.blocking([message]))
-        return self._passed.popleft()
+        return self._passed[0]
+
+    def left(self, raw: bytes) -> None:
+        if self._passed and self._passed[0] is raw:
+            self._passed.popleft()
 
     def __iter__(self) -> Iterator[bytes]:
         while self.wait():
             while (raw := self.take()) is not None:
+                self.left(raw)
                 yield raw
 
 
@@ -224,7 +235,7 @@ class _FaultyStream(_Stand):
     def __init__(self, real: Any, passage: Passage) -> None:
         super().__init__(real)
         self._passage = passage
-        self._passed: deque[bytes] = deque()
+        self.arrived: deque[bytes] = deque()
 
     @property
     def polled(self) -> Any:
@@ -232,17 +243,15 @@ class _FaultyStream(_Stand):
 
     def __iter__(self) -> Iterator[bytes]:
         for message in self._real:
-            self._passed.extend(self._passage.blocking([message]))
-            while self._passed:
-                yield self._passed.popleft()
+            self.arrived.extend(self._passage.blocking([message]))
+            while self.arrived:
+                yield self.arrived.popleft()
 
-    def receive(self) -> list[bytes] | None:
-        came = self._real.receive()
-        if came is not None:
-            self._passed.extend(self._passage.blocking(came))
-        passed = list(self._passed)
-        self._passed.clear()
-        return None if came is None and not passed else passed
+    def receive(self) -> bool:
+        goes_on, came = self._real.receive(), self._real.arrived
+        while came:
+            self.arrived.extend(self._passage.blocking([came.popleft()]))
+        return goes_on
 
 
 class _FaultyCarrier(_Stand):

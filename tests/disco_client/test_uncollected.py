@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import gc, sys, threading, time, weakref
-from disco_client.stacks import current_frames
+from disco_client.uncollected import current_frames
 
 class Node:
     pass

@@ -1,0 +1,62 @@
+"""What the interpreter must not be interrupted in by finalizers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar, Token
+from types import FrameType
+from typing import TypeVar
+
+__all__ = ["current_frames", "reset_variable", "set_variable"]
+
+_Value = TypeVar("_Value")
+
+_lock = threading.RLock()  # one that a signal's handler may meet again
+
+if hasattr(os, "register_at_fork"):
+    # A child would have a lock that nobody frees, and no collection.
+    os.register_at_fork(
+        before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+    )
+
+
+def current_frames() -> dict[int, FrameType]:
+    """The innermost frame of each thread, by the thread's identifier.
+
+    Before Python 3.12 the interpreter may collect garbage while it makes this, with its list of
+    threads locked. What is called for dead objects may give way to a thread that waits for that
+    list to start another, and then both wait for ever (python/cpython issue 106883).
+    """
+    return _call(sys._current_frames)  # noqa: SLF001  (public, in spite of its name)
+
+
+def set_variable(variable: ContextVar[_Value], value: _Value) -> Token[_Value]:
+    """Sets a variable of the context.
+
+    Before Python 3.12 the interpreter may collect garbage while it does. A finalizer that sets a
+    variable as well frees what it still reads.
+    """
+    return _call(variable.set, value)
+
+
+def reset_variable(variable: ContextVar[_Value], token: Token[_Value]) -> None:
+    """Gives a variable of the context the value before; see :func:`set_variable`."""
+    _call(variable.reset, token)
+
+
+def _call(call: Callable[..., _Value], *args: object) -> _Value:
+    """Calls a function in C while nothing is collected; from Python 3.12 on, nothing is anyway."""
+    if sys.version_info >= (3, 12):
+        return call(*args)
+    with _lock:
+        collects = gc.isenabled()
+        try:
+            gc.disable()
+            return call(*args)
+        finally:
+            if collects:
+                gc.enable()
