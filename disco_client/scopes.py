@@ -299,7 +299,7 @@ def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[
 # Blocks -----------------------------------------------------------------------------------
 
 
-class _Life:
+class _BlockOwner:
     """Lives as long as a block, which an exception may keep from saying that it ends."""
 
     def done(self) -> bool:
@@ -322,8 +322,8 @@ class Block(Handle):
 
     def __init__(self, log: object) -> None:
         self.log = log
-        self._life = _Life()
-        self.scope: Scope = Scope(self._life)
+        self._owner = _BlockOwner()
+        self.scope: Scope = Scope(self._owner)
         self.entered: bool = False
         self._token: Token[_Found | None] | None = None
 
