@@ -17,6 +17,7 @@ import os
 import resource
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,7 @@ class Resource(Protocol):
         ...
 
 
-class _Limited:
+class _Limited(ABC):
     """A resource of which a limit of this process lets less be used."""
 
     which = resource.RLIMIT_NOFILE
@@ -97,9 +98,9 @@ class _Limited:
         self._left = case.left
         self._before = resource.getrlimit(self.which)
 
+    @abstractmethod
     def used(self) -> int:
         """The limit that leaves as much as there is to be."""
-        raise NotImplementedError
 
     def take(self) -> None:
         """Lowers the limit."""
