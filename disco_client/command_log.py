@@ -140,31 +140,24 @@ class Owners:
 
 
 class RegisterIds:
-    """The free ids of one session; the owner's lock guards them, but for `owners`.
+    """The ids of one session's registers; the owner's lock guards what takes them away.
 
     Attributes:
         owners: Whose the registers are.
+        dead: Those that have no owner any more, the oldest first. Workers learn it with the next
+            command, in which one of them may be used again.
     """
 
-    __slots__ = ("_free", "_freed", "_next", "owners")
+    __slots__ = ("_free", "_next", "dead", "owners")
 
     def __init__(self) -> None:
         self.owners = Owners()
+        self.dead: deque[int] = deque()
         self._free: list[int] = []
-        # Free as well, but the workers have not been told yet; the next command tells them.
-        self._freed: deque[int] = deque()
         self._next = 1  # 0 is never a live register
 
-    def free(self, dead: deque[int], count: int) -> None:
-        """Frees the first ids of a queue."""
-        move(dead, count, self._freed)
-
     def allocate(self) -> int:
-        """Takes an id that no live reference has."""
-        return self._freed.pop() if self._freed else self.allocate_unlocked()
-
-    def allocate_unlocked(self) -> int:
-        """The same, for who does not hold the lock."""
+        """Takes an id of which workers know that it is free; no lock is needed."""
         try:
             return self._free.pop()
         except IndexError:
@@ -172,17 +165,23 @@ class RegisterIds:
             self._next = register + 1
             return register
 
-    def untold(self) -> Sequence[int]:
-        """The free ids of which the next command has to tell the workers."""
-        return [*self._freed] if self._freed else ()
+    def reuse(self, count: int) -> int:
+        """Takes the last of the oldest dead ids, for the command that tells of them.
 
-    def told(self) -> None:
-        """Notes that this command is in the log."""
-        move(self._freed, len(self._freed), self._free)
+        Where an exception comes right after it, the id may be lost; it is never taken twice.
+        """
+        dead = self.dead
+        register = dead[count - 1]
+        del dead[count - 1]
+        return register
+
+    def told(self, count: int) -> None:
+        """Notes that a command in the log tells of the oldest dead ids: they are free."""
+        move(self.dead, count, self._free)
 
     def live(self) -> set[int]:
-        """The ids that are allocated at this moment."""
-        return set(range(1, self._next)).difference(self._free, self._freed)
+        """The ids that references stand for at this moment."""
+        return set(range(1, self._next)).difference(self._free, self.dead)
 
     @property
     def high_water(self) -> int:
@@ -502,7 +501,7 @@ class CommandLog:
         self._for_turn: deque[threading.Lock] = deque()
         self._ids = RegisterIds()
         self._makers: dict[int, Site] = {}
-        self._dead: deque[int] = deque()
+        self._dead = self._ids.dead
         # Issued inside of another command by the same thread; they follow that one.
         self._aside: deque[_Entry] = deque()
         self._seq = first_seq - 1
@@ -512,6 +511,8 @@ class CommandLog:
         self._oldest = self._leaving = self._filling = _Batch(first_seq)
         self._beside_unmarked = 0
         self._done = Progress(num_workers, first_seq - 1)
+        # Commands up to this number need not ask for room; set back where that may be over.
+        self._room = 0
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._awake = False
         self._kills_due = False
@@ -578,24 +579,24 @@ class CommandLog:
         if answers or outside:
             self.check_entered()
         if self._entered():
-            made = self._take_register(site, command, reg, self._ids.allocate_unlocked)
+            made = self._take_register(site, command, reg, ())
             self._put_aside((site, command))
             return 0, made
         try:
             seq, made, waiting = 0, None, None
             while not seq:
                 with self._lock:
-                    if not self.is_full():
-                        self.check_open()
-                        if self._aside:
-                            self._take_aside()
-                        self._release_dead(command)
-                        made = self._take_register(site, command, reg, self._ids.allocate)
+                    if self._seq < self._room or self._has_room():
+                        released = self._release_dead(command)
+                        made = self._take_register(site, command, reg, released)
                         seq = self._append_command(site, command, nbytes, answers, outside)
+                        if released:
+                            self._ids.told(len(released) - (command.reg == released[-1]))
                         continue
                     turn = self._await_notice()
                 waiting = self._wait_for(turn, deadline, waiting)
-            self._note_wait(waiting)
+            if waiting is not None:
+                self._note_wait(waiting)
             if not (answers and self.pump is not None):
                 self._pass_on(answered=answers > 0)
         except BaseException:
@@ -608,47 +609,44 @@ class CommandLog:
         site: Site,
         command: EncodedCommand,
         reg: int | Callable[[int], object],
-        allocate: Callable[[], int],
+        released: Sequence[int],
     ) -> object:
-        """Writes the register of a command, perhaps a new one; returns what stands for it."""
+        """Writes the register of a command, perhaps a new one; returns what stands for it.
+
+        A new one is among those of which the command tells workers that they are free, if there
+        are any: a worker that the command does not concern would keep what is in there.
+        """
         made: object = reg
         if not isinstance(reg, int):
-            make, reg = reg, allocate()
+            ids, make = self._ids, reg
+            reg = ids.reuse(len(released)) if released else ids.allocate()
             # First, so that a call that is interrupted leaves nothing behind.
             made = make(reg)
             self._makers[reg] = site
         command.reg = reg
         return made
 
-    def _release_dead(self, command: EncodedCommand) -> None:
-        """Lets a command tell the workers which registers are free; the lock is held.
-
-        Its own is among them where it was used before, because a worker that the command does
-        not concern would keep what is in there.
-        """
-        if self._dead:
-            self._free_dead()
-        command.released.extend(self._ids.untold())
-
-    def _free_dead(self) -> None:
-        """Frees the registers whose references died, but for those of commands put aside."""
-        count = len(self._dead)  # first, as a command may be put aside at any bytecode
-        if not self._aside:
-            self._ids.free(self._dead, count)
+    def _release_dead(self, command: EncodedCommand) -> Sequence[int]:
+        """Lets a command tell the workers which registers are free; the lock is held."""
+        released = [*self._dead]
+        if self._aside:  # looked at last: what is put aside from now on uses none of these
+            self._take_aside()
+        command.released.extend(released)
+        return released
 
     def _append_command(
         self, site: Site, command: EncodedCommand, nbytes: int, answers: int, outside: int
     ) -> int:
         """Appends a command, and returns its number; the lock is held."""
         batch = self._filling
-        batch.nbytes += nbytes
-        batch.beside += outside
+        if nbytes or outside:
+            batch.nbytes += nbytes
+            batch.beside += outside
+            self._room = 0
         seq = batch.next_seq
         self._append(site, command)
         if answers:
             self.on_expect(seq, answers)
-        if command.released:
-            self._ids.told()
         if outside:
             self._mark_beside(site, outside)
         return seq
@@ -670,7 +668,7 @@ class CommandLog:
         site = call_site(current_scope(self))
         ids = self._ids
         if self._entered():
-            reg = ids.allocate_unlocked()
+            reg = ids.allocate()
             made = make(reg)
             self._makers[reg] = site
             self._put_aside((site, (0, func, reg, len(args), *args)))
@@ -679,24 +677,22 @@ class CommandLog:
             made, waiting = None, None
             while made is None:
                 with self._lock:
-                    if not self.is_full():
-                        self.check_open()
-                        if self._aside:
+                    if self._seq < self._room or self._has_room():
+                        released = [*ids.dead]
+                        if self._aside:  # looked at last, as above
                             self._take_aside()
-                        if self._dead:
-                            self._free_dead()
-                        released = ids.untold()  # first, as above
-                        reg = ids.allocate()
+                        reg = ids.reuse(len(released)) if released else ids.allocate()
                         made = make(reg)
                         self._makers[reg] = site
                         record = (len(released), *released, func, reg, len(args), *args)
                         self._append(site, record)
-                        if released:
-                            ids.told()
+                        if len(released) > 1:
+                            ids.told(len(released) - 1)
                         continue
                     turn = self._await_notice()
                 waiting = self._wait_for(turn, None, waiting)
-            self._note_wait(waiting)
+            if waiting is not None:
+                self._note_wait(waiting)
             self._pass_on()
         except BaseException:
             self._wake_sender(always=True)  # it may have been appended
@@ -708,7 +704,7 @@ class CommandLog:
         site = call_site()
         with self._lock:
             # Of which the workers know that they are free.
-            registers = [self._ids.allocate_unlocked() for _ in range(count)]
+            registers = [self._ids.allocate() for _ in range(count)]
             self._makers.update(dict.fromkeys(registers, site))
         return registers
 
@@ -717,8 +713,6 @@ class CommandLog:
         entries = batch.entries
         entries.append((site, entry))
         self._seq = batch.first_seq + len(entries) - 1
-        if self._aside:
-            self._take_aside()
         if len(entries) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
             self._seal()
 
@@ -831,7 +825,7 @@ class CommandLog:
                 with self._lock:
                     if not self.is_full():
                         self.check_open()
-                        self.barred = _OneOwner(current_owner())
+                        self.barred, self._room = _OneOwner(current_owner()), 0
                         break
                     turn = self._await_notice()
                 waiting = self._wait_for(turn, None, waiting)
@@ -850,13 +844,12 @@ class CommandLog:
             barred: See the attribute; it counts from this moment on.
         """
         with self._lock:
-            self.barred = barred
+            self.barred, self._room = barred, 0
             issuers = {scope for batch in self._batches() for scope in batch.scopes()}
             issuers |= {site[2] for site, _ in self._aside}
             last = self.last_seq + len(self._aside)
             self._aside.clear()
-            self._ids.free(self._dead, len(self._dead))
-            self._ids.told()
+            self._ids.told(len(self._dead))
             live = self._ids.live()
             makers = {self._makers[register][2] for register in live if register in self._makers}
             self._oldest = self._leaving = self._filling = _Batch(last + 1)
@@ -888,7 +881,7 @@ class CommandLog:
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
         with self._lock:
-            return self._ids.live().difference(self._dead)
+            return self._ids.live()
 
     @property
     def owners(self) -> Owners:
@@ -962,6 +955,21 @@ class CommandLog:
             or filling.beside_before + filling.beside - oldest.beside_before > WINDOW_ARRAY_BYTES
             or (self.barred is not None and self.barred())
         )
+
+    def _has_room(self) -> bool:
+        """Whether the caller may append a command, and those behind it; the lock is held.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        if self.is_full():
+            return False
+        self.check_open()
+        limit = self._done.slowest + WINDOW_COMMANDS
+        # Without a call, so that nothing closes the log in between.
+        if self.barred is None and self._closed is None:
+            self._room = limit
+        return True
 
     @property
     def has_much_room(self) -> bool:
@@ -1038,8 +1046,8 @@ class CommandLog:
             since = self.long_waits.look(since)
         return began, since
 
-    def _note_wait(self, waiting: tuple[int, Any] | None) -> None:
-        if waiting is not None and self.timeline is not None:
+    def _note_wait(self, waiting: tuple[int, Any]) -> None:
+        if self.timeline is not None:
             self.timeline.note("wait for room", "wait", waiting[0])
 
     def _seal(self) -> None:
@@ -1138,12 +1146,12 @@ class CommandLog:
             self._dead.clear()
             return
         command = EncodedCommand(action=Action.KILL_REG)  # type: ignore[arg-type]  (as above)
-        self._release_dead(command)
+        released = self._release_dead(command)
         if self._last_kill != self._seq:
             self._before_kills = self._seq
         self._append(call_site(), command)
         self._last_kill = self._seq
-        self._ids.told()
+        self._ids.told(len(released))
 
     def acknowledge(self, worker: int, seq: int) -> None:
         """Notes that a worker has executed every command up to ``seq``.
@@ -1182,7 +1190,7 @@ class CommandLog:
         """
         with self._lock:
             if self._closed is None:
-                self._closed = why
+                self._closed, self._room = why, 0
             if drop:
                 last = self.last_seq
                 self._aside.clear()

@@ -54,6 +54,12 @@ class RecordingLog(CommandLog):
             raise CaptureError(msg)
         return False
 
+    def _has_room(self) -> bool:
+        """Asks for each command anew, because the programs inside of this one count too."""
+        has_room = super()._has_room()
+        self._room = 0
+        return has_room
+
     def encode(self) -> list[bytes]:
         """Returns the batches as they travel; the lines that issued them are kept."""
         with self._lock:

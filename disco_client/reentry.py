@@ -30,7 +30,7 @@ _Moved = TypeVar("_Moved")
 
 def move(source: deque[_Moved], count: int, target: list[_Moved] | deque[_Moved]) -> None:
     """Moves the first items of a queue behind others, each of them once."""
-    target.extend(starmap(source.popleft, repeat((), count)))
+    target.extend(map(_popleft, repeat(source, count)))
 
 
 _TIMED_OUT = "timed out"
@@ -135,6 +135,7 @@ class Event:
         return self._flag
 
 
+_popleft: Callable[[Any], Any] = methodcaller("popleft")
 _wake = methodcaller("put", None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,8 @@ from disco_client.command_log import Owners, RegisterIds
 
 
 def free(ids, register):
-    ids.free(deque([register]), 1)
+    ids.dead.append(register)
+    ids.told(1)
 
 
 def test_freed_ids_come_back_last_in_first_out():
