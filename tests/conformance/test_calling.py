@@ -77,6 +77,7 @@ def _same(one, other):
 
 
 @BOTH_ENDS
+@pytest.mark.filterwarnings("ignore:The 'generic' unit:DeprecationWarning")  # since numpy 2.5
 def test_a_scalar_of_numpy_arrives_as_it_left(session, tools):
     """Type, dtype and unit: as an argument, inside others, and as a result."""
     scalars = list(_scalars())
