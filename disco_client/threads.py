@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
+from queue import SimpleQueue
 
 from disco_client.clock import monotonic
 from disco_client.errors import SessionError
@@ -110,8 +111,7 @@ def call_undisturbed(call: Callable[[], object]) -> None:
     Raises:
         RuntimeError: The system starts no thread.
     """
-    over = threading.Lock()
-    over.acquire()
+    over: SimpleQueue[object] = SimpleQueue()
     done = False
     errors: list[BaseException] = []
 
@@ -128,12 +128,13 @@ def call_undisturbed(call: Callable[[], object]) -> None:
     # asynchronously in this one may end it before its first line. Then there is another.
     while not done:
         task = partial(run)
-        # The thread alone keeps its task, however it ends.
-        ended = weakref.ref(task, lambda _: over.release())
+        # The thread alone keeps its task, however it ends. Where this thread drops it last, a
+        # function in Python might be interrupted here as well.
+        ended = weakref.ref(task, over.put)
         # Not by a Thread, whose start is not whole before it returns.
         _thread.start_new_thread(task, ())
         del task
-        over.acquire()
+        over.get()
         del ended
     if errors:
         raise errors.pop()

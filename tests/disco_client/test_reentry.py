@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 
 import pytest
-from reentry import Raising
+from reentry import Raising, in_thread, watched
 
 from disco_client.reentry import Condition, Event
+from disco_client.threads import call_undisturbed
 
 pytestmark = pytest.mark.timeout(60, method="thread")
 
@@ -75,6 +77,25 @@ def test_a_condition_is_free_after_exceptions():
         threading.Thread(target=tell).start()
         assert condition.wait_for(lambda: told, 10)
     assert in_another_thread(tell)
+
+
+def test_a_call_in_a_thread_of_its_own_ends_where_its_caller_is_interrupted():
+    """Also when the thread is over before the caller goes on, and is interrupted there."""
+    over = threading.Event()
+
+    def keep_busy():
+        while not over.is_set():
+            pass
+
+    with watched():  # where Python prints what is raised in callbacks
+        sys.setswitchinterval(1e-6)  # so that the caller is the last to go on
+        busy = [in_thread(keep_busy) for _ in range(2)]
+        try:
+            interrupted(lambda: call_undisturbed(lambda: sum(range(2000))))
+        finally:
+            over.set()
+        for thread in busy:
+            thread.join()
 
 
 def test_they_time_out():
