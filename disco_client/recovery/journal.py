@@ -67,19 +67,24 @@ class Segment:
 
 @dataclass(slots=True)
 class Upload:
-    """An array that was sent to a worker.
+    """An array that was sent to a worker, or was to be sent.
 
     Attributes:
         ticket: Names it in its command.
         worker: The receiver.
-        data: Its bytes; uploads of one ticket share them.
+        data: Its bytes, which uploads of one ticket share; None for one that was given up before
+            they were copied.
         incarnation: The number of the incarnation that has it, or is about to get it.
+        replayed: Whether a replay sends it there, rather than the program's own thread.
+        given_up: Why the program's thread did not send all of it, as far as that knows.
     """
 
     ticket: int
     worker: int
-    data: bytes = field(repr=False)
+    data: bytes | None = field(repr=False)
     incarnation: int = 0
+    replayed: bool = False
+    given_up: str | None = None
 
 
 class Journal:
@@ -144,9 +149,9 @@ class Journal:
 
     def copy_of(self, ticket: int, data: memoryview) -> bytes | memoryview:
         """Copies an array that is about to be recorded, once; needs no lock."""
-        known = self.uploads.get(ticket)
-        if known:
-            return known[0].data
+        known = self._data_of(ticket)
+        if known is not None:
+            return known
         too_much = self.arrays_dropped or self.nbytes + len(data) > self.limit
         return data if too_much else bytes(data)
 
@@ -156,27 +161,42 @@ class Journal:
         """Records an array; None where it is not kept."""
         if self.arrays_dropped:
             return None
-        known = self.uploads.get(ticket)
-        if known is None:
-            if self.nbytes + len(data) > self.limit:
-                self._drop_arrays()
-                return None
-            self.nbytes += len(data)
-            known = self.uploads[ticket] = []
-        held = known[0].data if known else bytes(data)
-        upload = Upload(ticket, worker, held, incarnation)
-        known.append(upload)
-        return upload
+        held, more = self._data_of(ticket), 0
+        if held is None:
+            held, more = bytes(data), len(data)
+        if self.nbytes + more > self.limit:
+            self._drop_arrays()
+            return None
+        return self._add(Upload(ticket, worker, held, incarnation), more)
 
-    def drop_upload(self, ticket: int, worker: int) -> None:
-        """Forgets an array that was given up."""
-        known = self.uploads.get(ticket, [])
-        kept = [each for each in known if each.worker != worker]
-        if known and not kept:
-            del self.uploads[ticket]
-            self.nbytes -= len(known[0].data)
-        elif known:
-            self.uploads[ticket] = kept
+    def give_up(self, ticket: int, worker: int, why: str, incarnation: int) -> Upload:
+        """Records that an array was not sent completely, as far as the program's thread knows.
+
+        The worker may have all of it nevertheless, so what was recorded of it stays.
+
+        Args:
+            ticket: Names it in its command.
+            worker: The receiver.
+            why: The reason.
+            incarnation: Whose workers are told of it, where the array was not recorded.
+        """
+        for each in self.uploads.get(ticket, ()):
+            if each.worker == worker:
+                each.given_up = why
+                return each
+        held = self._data_of(ticket)
+        return self._add(Upload(ticket, worker, held, incarnation, given_up=why), 0)
+
+    def _data_of(self, ticket: int) -> bytes | None:
+        known = self.uploads.get(ticket)
+        return known[0].data if known else None
+
+    def _add(self, upload: Upload, nbytes: int) -> Upload:
+        uploads = [*self.uploads.get(upload.ticket, ()), upload]
+        # Nothing interrupts the thread of the program between these.
+        self.nbytes += nbytes
+        self.uploads[upload.ticket] = uploads
+        return upload
 
     def _keep_to_limit(self) -> None:
         if self.nbytes > self.limit:
@@ -188,8 +208,11 @@ class Journal:
 
     def _drop_arrays(self) -> None:
         self.arrays_dropped = True
-        self.nbytes -= sum(len(each[0].data) for each in self.uploads.values())
+        self.nbytes -= self._array_bytes()
         self.uploads.clear()
+
+    def _array_bytes(self) -> int:
+        return sum(len(each[0].data or b"") for each in self.uploads.values())
 
     def prune(self, segments: Iterable[Segment], tickets: set[int], after: int) -> None:
         """Forgets what a checkpoint has made superfluous.
@@ -207,7 +230,7 @@ class Journal:
         self.uploads = {t: found for t, found in self.uploads.items() if t in tickets}
         self.arrays_dropped = self.dropped = False
         self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
-        self.nbytes += sum(len(each[0].data) for each in self.uploads.values())
+        self.nbytes += self._array_bytes()
 
 
 def _behind(segment: Segment, after: int) -> Segment:
@@ -233,7 +256,7 @@ class ReplayStep:
     Attributes:
         first, last: The numbers of the first and the last of them.
         batch: They themselves.
-        tickets: The arrays that travel beside them.
+        tickets: The arrays that travel beside them, with the numbers of their commands.
         awaited: Whether the program waited for the last of them before continuing.
         by: The one worker that was awaited; None for all.
     """
@@ -241,7 +264,7 @@ class ReplayStep:
     first: int
     last: int
     batch: EncodedBatch
-    tickets: list[int] = field(default_factory=list[int])
+    tickets: dict[int, int] = field(default_factory=dict[int, int])
     awaited: bool = False
     by: int | None = None
 
@@ -269,7 +292,7 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             continue
         if whole.calls:
             piece.batch.calls.append(-1)
-        piece.tickets += tickets_in(command.args)
+        piece.tickets.update(dict.fromkeys(tickets_in(command.args), seq))
         if command.action in _QUESTIONS and not is_open(seq):
             released, by = list(command.released), list(command.workers)
             command.Clear()

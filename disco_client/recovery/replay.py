@@ -8,9 +8,10 @@ program has received are not reported again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from disco_client.clock import monotonic
 from disco_client.errors import (
@@ -63,6 +64,9 @@ _AHEAD_COMMANDS = 64 * 1024
 """How much may be in flight before the slowest worker has executed it."""
 
 _REPLAY_LOOK_S = 1.0
+
+_NONE_YET = -1
+"""The incarnation of an array that the replay sends to the next workers that it passes."""
 
 
 class Replayer:
@@ -140,8 +144,8 @@ class Replayer:
                 incarnation.sent.add(piece.encode())
                 self._last = piece.last
                 self._changed.notify_all()
-            for ticket in piece.tickets:
-                self._bring(self._take(ticket))
+            for ticket, seq in piece.tickets.items():
+                self._bring(self._take(ticket), seq)
             if piece.awaited:
                 self._await(lambda ahead=piece: incarnation.has_done(ahead.last, ahead.by))
             else:
@@ -152,39 +156,51 @@ class Replayer:
 
     def _take(self, ticket: int) -> list[Upload]:
         """The parts of an array that these workers lack; a later upload sends its own part."""
-        number = self._incarnation.number
         with self._changed:
             self._incarnation.passed.add(ticket)
-            found = [
-                each for each in self._journal.uploads.get(ticket, ()) if each.incarnation != number
-            ]
-            for each in found:
-                each.incarnation = number
-        return found
+            return self._lacking(self._journal.uploads.get(ticket, ()))
 
     def _left_over(self) -> list[Upload]:
         """Arrays of commands that the program has issued, and that have not been sent."""
-        number = self._incarnation.number
-        left = [each for found in self._journal.uploads.values() for each in found]
-        left = [each for each in left if each.incarnation != number]
-        for each in left:
-            each.incarnation = number
-        return left
+        return self._lacking(chain(*self._journal.uploads.values()))
 
-    def _bring(self, uploads: list[Upload]) -> None:
+    def _lacking(self, uploads: Iterable[Upload]) -> list[Upload]:
+        """Those that these workers do not get yet, and get from here; the lock is held."""
+        number = self._incarnation.number
+        found = [each for each in uploads if each.incarnation != number]
+        for each in found:
+            each.incarnation, each.replayed = number, True
+        return found
+
+    def _bring(self, uploads: list[Upload], seq: int = 0) -> None:
         """Sends arrays to workers.
 
         The log has marks among them, which a caller awaits, so not too much is in flight.
+
+        Args:
+            uploads: The arrays.
+            seq: The number of their command; 0 where no worker has been sent it before.
         """
         for each in uploads:
             if self._incarnation.error is not None:
                 return
             try:
-                self._incarnation.transport.upload(each.ticket, each.worker, memoryview(each.data))
+                self._send_array(each, failed=(seq, each.worker) in self._failures.told)
             except SessionError:
                 self._await(lambda: False, 2 * _REPLAY_LOOK_S)
                 if self._incarnation.error is None:
                     raise
+
+    def _send_array(self, upload: Upload, *, failed: bool) -> None:
+        """Sends an array to its worker, where the former one had it as well.
+
+        That may have had all of an array that was given up. Only its failure shows that it had not.
+        """
+        transport, data, why = self._incarnation.transport, upload.data, upload.given_up
+        if data is None or (why is not None and failed):
+            transport.give_up([(upload.ticket, upload.worker)], why or "")
+        else:
+            transport.upload(upload.ticket, upload.worker, memoryview(data))
 
     def _await(self, ready: Callable[[], bool], limit: float | None = None) -> None:
         """Waits until a condition holds, or the workers are lost."""
@@ -295,17 +311,8 @@ class Replaying(Recovering):
         super().__init__(first, successor, span)
         self._journal = Journal(limit)
         self._failures = KnownFailures()
-        self._given_up: dict[tuple[int, int], str] = {}
         self._crash_loop = CrashLoopDetector()
         self._told_of_limit = False
-
-    def _begin(self, transport: Transport) -> Incarnation:
-        incarnation = super()._begin(transport)
-        with self._lock:
-            given_up = sorted(self._given_up.items())
-        for upload, why in given_up:  # its workers reach the commands of these too
-            transport.give_up([upload], why)
-        return incarnation
 
     # What the program sends -------------------------------------------------------------
 
@@ -349,7 +356,7 @@ class Replaying(Recovering):
             self._tell_of_limit()
             gone = incarnation.error is not None
             if kept is not None and self._recovering and (gone or ticket not in incarnation.passed):
-                kept.incarnation = -1  # the replay sends it
+                kept.incarnation, kept.replayed = _NONE_YET, True
                 return
         try:
             incarnation.transport.upload(ticket, worker, data)
@@ -361,11 +368,17 @@ class Replaying(Recovering):
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str = "") -> None:
         """Reports arrays, by ticket and worker, that will not arrive, or not completely."""
         with self._lock:
-            for ticket, worker in uploads:
-                self._given_up[ticket, worker] = why
-                self._journal.drop_upload(ticket, worker)
-            transport = self._transport
-        transport.give_up(uploads, why)
+            incarnation = self._incarnation
+            number = _NONE_YET if self._recovering else incarnation.number
+            given_up = [self._journal.give_up(*upload, why, number) for upload in uploads]
+            # The others are sent, or given up, by the replay.
+            own = [
+                (each.ticket, each.worker)
+                for each in given_up
+                if each.incarnation == incarnation.number and not each.replayed
+            ]
+        if own:
+            incarnation.transport.give_up(own, why)
 
     # When workers are lost ------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ def test_pieces_end_where_the_program_waited(journal, log):
     found = [
         (each.first, each.last, each.tickets, each.awaited, each.by) for each in pieces(journal)
     ]
-    assert found == [(1, 2, [11], True, None), (3, 4, [12], False, None)]
+    assert found == [(1, 2, {11: 1}, True, None), (3, 4, {12: 4}, False, None)]
 
 
 def test_a_checkpoint_leaves_what_came_after_it(journal, log):
@@ -236,14 +236,14 @@ def test_what_came_after_a_checkpoint_may_be_in_one_batch_with_what_came_before(
     assert [seq for seq, _, _ in segment.entries()] == [3, 4]
 
 
-def test_an_array_that_was_given_up_is_not_sent_again(journal):
-    """Neither kept nor counted; what another worker got of it stays."""
-    for worker in (0, 1):
-        assert journal.add_upload(7, worker, bytes(100), 0) is not None
-    before = journal.nbytes
-    journal.drop_upload(7, 0)
-    assert [each.worker for each in journal.uploads[7]] == [1]
-    assert journal.nbytes == before
-    journal.drop_upload(7, 1)
-    journal.drop_upload(7, 1)
-    assert (7 in journal.uploads, journal.nbytes) == (False, before - 100)
+def test_an_array_that_was_given_up_is_kept(journal):
+    """Its worker may have had all of it; without bytes, where it was given up before the copy."""
+    given_up = journal.give_up(7, 0, "why", 3)
+    assert (given_up.data, given_up.given_up, given_up.incarnation) == (None, "why", 3)
+    assert journal.nbytes == 0
+    upload = journal.add_upload(8, 0, bytes(100), 1)
+    assert journal.give_up(8, 0, "why", 3) is upload
+    assert (upload.data, upload.given_up, upload.incarnation) == (bytes(100), "why", 1)
+    assert journal.give_up(8, 1, "why", 3).data is upload.data
+    assert journal.nbytes == 100
+    assert journal.copy_of(7, memoryview(bytes(5))) == bytes(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from reentry import in_thread
 
 from disco_client import connect, errors
 from disco_client.arrays.transfer import Uploads
@@ -148,6 +150,58 @@ def test_an_upload_that_was_given_up_is_not_waited_for_by_later_workers(session,
         session.sync_all()
     lose(session)
     session.sync_all()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_upload_interrupted_when_all_of_it_was_there_stays_one_that_came(
+    session, lose, monkeypatch, seen
+):
+    """Its command was executed, and does not fail on the workers that execute it again."""
+    send = Uploads.send
+
+    def interrupt(uploads):
+        send(uploads)
+        uploads._done = 0
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Uploads, "send", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.copy_to_worker_0(np.arange(float(LARGE)))
+    if seen:
+        session.sync_all()
+    for _ in range(2):
+        lose(session)
+        session.sync_all()
+
+
+def test_an_upload_interrupted_while_other_workers_are_prepared_is_settled(
+    session, lose, monkeypatch
+):
+    """Before its bytes were copied, and after; in no case does a worker wait for it."""
+    transport = session._core.transport
+    add_upload = transport._journal.add_upload
+    for recorded in (False, True):
+
+        def interrupt(*args, recorded=recorded):
+            with transport._changed:
+                while not transport._recovering:
+                    transport._changed.wait(0.01)
+            if recorded:
+                add_upload(*args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transport._journal, "add_upload", interrupt)
+            killing = in_thread(lambda: lose(session))
+            with pytest.raises(KeyboardInterrupt):
+                session.copy_to_worker_0(np.arange(float(LARGE)))
+            killing.join()
+        # Whether workers take it for one that came is left open: none has executed it before.
+        with contextlib.suppress(errors.RemoteError):
+            session.sync_all()
+        session.sync_all()
+        assert session.copy_to_worker_0(np.arange(float(LARGE))).numpy()[7] == 7
 
 
 def test_a_failure_is_raised_once(session, lose):
