@@ -1122,7 +1122,8 @@ class CommandLog:
                 next command takes them along anyway.
         """
         with self._lock:
-            self._take_aside()
+            if self._aside:
+                self._take_aside()
             if kills and self._dead and not self._has_commands():
                 self._issue_kill()
             batch = self._leaving

@@ -814,8 +814,11 @@ class SessionCore:
 
     def _is_sending(self) -> bool:
         """Whether workers may wait for arrays that this thread is still to send."""
-        mine = [made() for made in self._sending.get(threading.get_ident(), ())]
-        return any(uploads is not None and uploads.under_way for uploads in mine)
+        mine = self._sending.get(threading.get_ident())
+        if not mine:
+            return False
+        made = [each() for each in mine]
+        return any(uploads is not None and uploads.under_way for uploads in made)
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""

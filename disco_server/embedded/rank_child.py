@@ -25,6 +25,9 @@ _HOW_FAR = memoryview(HOW_FAR)
 
 _READ_BYTES = 64 * 1024
 
+_UNREAD = 64
+"""So many answers may be left in the socket: a rank that cannot send more would read no more."""
+
 
 class RankChild(RankProcess):
     """One rank process; it dies with the thread that made this object.
@@ -90,10 +93,15 @@ class RankChild(RankProcess):
     def shows(self, seq: int) -> bool:
         """Whether the rank has executed a command, and everything that it sent has been read.
 
-        On some systems never true, so call `ask` as well.
+        On some systems never true, nor where much is left to be read, so call `ask` as well.
         """
         page = self._page
-        return page is not None and not self.reader.frames and page.shows(seq, self.reader.heard)
+        return (
+            page is not None
+            and len(self.waiters) < _UNREAD
+            and not self.reader.frames
+            and page.shows(seq, self.reader.heard)
+        )
 
     def wake_waiters(self) -> None:
         """Frees the locks whose replies will not come; the session is over."""

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -301,3 +302,16 @@ def test_without_shared_progress_a_wait_ends_as_well(processes, monkeypatch):
     session.sync_worker(1)
     assert [each.debug_get_from_remote(1) for each in seen] == [0, 1, 2]
     session.sync_all()
+
+
+def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
+    """They fill its socket otherwise: then it reads nothing more, and each wait takes longer."""
+    with disco_client.ProcessSession(1) as session:
+        transport: Any = session._core.transport
+        (child,) = transport._children.ranks
+        most = 0
+        for _ in range(3000):
+            session.sync_worker(0)
+            most = max(most, len(child.waiters))
+        assert most <= 65
+        assert not child._armed
