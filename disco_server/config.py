@@ -29,15 +29,13 @@ from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,
     HASH_SEED,
+    MAX_REGISTERS,
     OFF,
-    UPLOADS,
     Address,
     OneOf,
     Setting,
     cpu_cores,
     did_you_mean,
-    file_allowed,
-    module_allowed,
     read_cache,
     read_devices,
     read_dial,
@@ -64,19 +62,15 @@ __all__ = [
     "LOG_FORMATS",
     "LOG_LEVELS",
     "MAX_CONNECTIONS",
-    "MAX_REGISTERS",
     "ON_OFF",
     "PRIORITIES",
-    "UPLOADS",
     "Account",
     "Address",
     "ControllerConfig",
     "DaemonConfig",
     "Settings",
     "WorkerConfig",
-    "file_allowed",
     "machine_memory",
-    "module_allowed",
     "passes",
     "read_environment",
     "read_guard",
@@ -91,9 +85,6 @@ __all__ = [
 
 LEAST_MEMORY: Final = 256 << 20
 """With less, a rank could not even start."""
-
-MAX_REGISTERS: Final = 1 << 20
-"""How many registers a session may have unless the node's settings say otherwise."""
 
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(r"([0-9]{1,15})\s*(?:([kmgt])(?:ib)?)?", re.IGNORECASE)

@@ -27,6 +27,7 @@ __all__ = [
     "GPU_LIBRARIES",
     "HASH_SEED",
     "INIT_TIMEOUT_S",
+    "MAX_REGISTERS",
     "MPI",
     "NCCL_TIMEOUT_S",
     "OFF",
@@ -75,6 +76,9 @@ OFF: Final = "off"
 
 UPLOADS: Final = "uploads"
 """Stands for the files that clients upload, in the setting of what may be loaded."""
+
+MAX_REGISTERS: Final = 1 << 20
+"""How many registers a session may have unless the node's settings say otherwise."""
 
 _GPU_KINDS: Final = ("cuda", "rocm")
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from disco_client import output
 from disco_client.threads import ThreadRefused, start_thread
 from disco_server.collectives.header_exchange import HeaderExchange
 from disco_server.collectives.types import name_workers
@@ -26,6 +25,9 @@ _LOOKS_A_WAIT = 8
 
 def say(message: str) -> None:
     """Prints a message; the client receives what its workers print."""
+    # Only here, as it needs logging, and a rank that has nothing to say is small without.
+    from disco_client import output
+
     output.say(f"disco: {message}")
 
 

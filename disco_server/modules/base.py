@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from disco_server.config import UPLOADS, file_allowed
+from disco_server.settings import UPLOADS, file_allowed
 
 __all__ = ["FileRefused", "Functions", "LoadNotAllowed", "LoadRules", "LoadedModule", "Loader"]
 

@@ -12,7 +12,6 @@ from inspect import signature
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
-from disco_server.config import module_allowed
 from disco_server.modules.tvm import find_global
 from disco_server.modules.unfinished import refuse_unrunnable
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
@@ -23,6 +22,7 @@ from disco_server.rank.numpy_functions import (
     supported_functions,
     supported_modules,
 )
+from disco_server.settings import module_allowed
 
 __all__ = [
     "MAX_NAME",

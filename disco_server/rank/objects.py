@@ -24,7 +24,6 @@ import numpy as np
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import type_name
 from disco_client.wire.values import MAX_DEPTH, Device, Shape
-from disco_server.config import module_allowed
 from disco_server.modules.unfinished import refuse_unfinished, refuse_unrunnable
 from disco_server.rank.errors import (
     ArgumentRefused,
@@ -42,6 +41,7 @@ from disco_server.rank.functions import (
 )
 from disco_server.rank.numpy_functions import PACKAGES
 from disco_server.rank.registers import is_any_array
+from disco_server.settings import module_allowed
 
 __all__ = [
     "BoundMethod",

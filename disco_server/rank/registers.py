@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from disco_client.wire.values import is_array
-from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import on_device
 from disco_server.devices.foreign import is_foreign
 from disco_server.rank.errors import ArgumentRefused, ContentLost
+from disco_server.settings import MAX_REGISTERS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,7 +24,6 @@ from disco_server.collectives.types import (
     UnavailableError,
 )
 from disco_server.collectives.validation import tag_problem
-from disco_server.config import MAX_REGISTERS
 from disco_server.devices.base import Arrays, DeviceUnavailable, on_device
 from disco_server.devices.foreign import between, is_foreign, library_of, native, of_library
 from disco_server.devices.host import HostArrays, open_arrays
@@ -33,7 +32,7 @@ from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.registers import RegisterFile, is_any_array
 from disco_server.rank.signals import CallGuard
-from disco_server.settings import DEBUG, GPU_LIBRARIES
+from disco_server.settings import DEBUG, GPU_LIBRARIES, MAX_REGISTERS
 
 if TYPE_CHECKING:
     from disco_server.collectives.communicator import Communicator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast
 
 from disco_client.errors import ConfigError
 from disco_client.wire.values import dtype_from_name
-from disco_server.config import file_allowed
+from disco_server.settings import file_allowed
 
 if TYPE_CHECKING:
     from types import TracebackType

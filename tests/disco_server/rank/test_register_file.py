@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from disco_client.errors import RemoteFailure
 from disco_client.wire.codec import FailureKind
-from disco_server.config import MAX_REGISTERS
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.registers import Poison, Poisoned, RegisterFile
+from disco_server.settings import MAX_REGISTERS
 
 POISON = Poison(RemoteFailure(worker=2, seq=7, message="broken"), FailureKind.EXCEPTION)
 
