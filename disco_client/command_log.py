@@ -962,7 +962,7 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost.
         """
-        if self.is_full():
+        if self.is_full() and not self._is_awaited():
             return False
         self.check_open()
         limit = self._done.slowest + WINDOW_COMMANDS
@@ -970,6 +970,14 @@ class CommandLog:
         if self.barred is None and self._closed is None:
             self._room = limit
         return True
+
+    def _is_awaited(self) -> bool:
+        """Whether this thread is sending or reading, so that there is no room until it goes on.
+
+        A finalizer or a handler that issues there cannot wait for room.
+        """
+        pump = self.pump
+        return self.barred is None and pump is not None and pump.entered
 
     @property
     def has_much_room(self) -> bool:

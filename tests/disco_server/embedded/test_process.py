@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import disco_client
-from disco_client import errors
+from disco_client import command_log, errors
 from disco_server.settings import cpu_cores
 
 MIB = 1 << 20
@@ -315,3 +315,25 @@ def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
             most = max(most, len(child.waiters))
         assert most <= 65
         assert not child._armed
+
+
+def test_what_is_issued_in_the_middle_of_a_delivery_does_not_wait_for_room(monkeypatch):
+    """As a finalizer does in whatever thread delivers, which makes the room."""
+    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 4)
+    with disco_client.ProcessSession(1) as session:
+        nap = session.get_global_func("time.sleep")
+        session.sync_all()
+        transport: Any = session._core.transport
+        (child,) = transport._children.ranks
+        send, made = child.send, []
+
+        def issue(*args):
+            if not made:
+                made.append(None)
+                made.extend(nap(0.001) for _ in range(20))
+            send(*args)
+
+        monkeypatch.setattr(child, "send", issue)
+        nap(0.1)
+        session.sync_all()
+        assert len(made) == 21
