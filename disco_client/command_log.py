@@ -962,7 +962,7 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost.
         """
-        if self.is_full() and not self._is_awaited():
+        if self.is_full() and not self._makes_room():
             return False
         self.check_open()
         limit = self._done.slowest + WINDOW_COMMANDS
@@ -971,7 +971,7 @@ class CommandLog:
             self._room = limit
         return True
 
-    def _is_awaited(self) -> bool:
+    def _makes_room(self) -> bool:
         """Whether this thread is sending or reading, so that there is no room until it goes on.
 
         A finalizer or a handler that issues there cannot wait for room.

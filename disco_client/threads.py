@@ -128,8 +128,8 @@ def call_undisturbed(call: Callable[[], object]) -> None:
     # asynchronously in this one may end it before its first line. Then there is another.
     while not done:
         task = partial(run)
-        # The thread alone keeps its task, however it ends. Where this thread drops it last, a
-        # function in Python might be interrupted here as well.
+        # The thread alone keeps its task, however it ends. The callback is a function in C: one
+        # in Python could be interrupted here, where this thread may be the last to drop the task.
         ended = weakref.ref(task, over.put)
         # Not by a Thread, whose start is not whole before it returns.
         _thread.start_new_thread(task, ())

@@ -188,8 +188,8 @@ class Journal:
         return self._add(Upload(ticket, worker, held, incarnation, given_up=why), 0)
 
     def _data_of(self, ticket: int) -> bytes | None:
-        known = self.uploads.get(ticket)
-        return known[0].data if known else None
+        found = (each.data for each in self.uploads.get(ticket, ()))
+        return next((data for data in found if data is not None), None)
 
     def _add(self, upload: Upload, nbytes: int) -> Upload:
         uploads = [*self.uploads.get(upload.ticket, ()), upload]
@@ -212,7 +212,7 @@ class Journal:
         self.uploads.clear()
 
     def _array_bytes(self) -> int:
-        return sum(len(each[0].data or b"") for each in self.uploads.values())
+        return sum(len(self._data_of(ticket) or b"") for ticket in self.uploads)
 
     def prune(self, segments: Iterable[Segment], tickets: set[int], after: int) -> None:
         """Forgets what a checkpoint has made superfluous.

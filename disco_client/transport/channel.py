@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 
@@ -26,6 +26,9 @@ from disco_client.threads import ThreadRefused, check_threads, start_thread, sta
 from disco_client.transport.address import Address
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = [
     "CHANNEL_OPTIONS",
@@ -508,8 +511,8 @@ def _result(made: Any, timeout: float) -> Any:
     return made.result()
 
 
-_THREADS_OF_GRPC = os.path.join(os.path.dirname(grpc.__file__), "_channel.py")  # noqa: PTH118, PTH120
-"""Where gRPC's threads of a channel begin."""
+_BEGINNING = threading.Thread._bootstrap_inner.__code__  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
+"""Where every thread of Python begins."""
 
 
 class _Known(threading.local):
@@ -531,12 +534,15 @@ def carries_calls() -> bool:
     A finalizer may run there. While it waits the call does not go on, for which workers may wait.
     """
     if _known.carries is None:
-        frame, where = sys._getframe(), ""  # noqa: SLF001  (there is no other way)
+        target: object = None
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001  (as above)
         while frame is not None:
-            if frame.f_code.co_filename != threading.__file__:
-                where = frame.f_code.co_filename
+            if frame.f_code is _BEGINNING:
+                # Also before the thread's first line, when current_thread() does not know it yet.
+                target = getattr(frame.f_locals["self"], "_target", None)
             frame = frame.f_back
-        _known.carries = where == _THREADS_OF_GRPC
+        module = str(getattr(target, "__module__", ""))
+        _known.carries = module.partition(".")[0] == grpc.__name__
     return _known.carries
 
 

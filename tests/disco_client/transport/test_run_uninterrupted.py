@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent import futures
@@ -11,7 +13,7 @@ from concurrent import futures
 import grpc
 import pytest
 
-from disco_client.transport.channel import ask, run_uninterrupted
+from disco_client.transport.channel import ask, carries_calls, run_uninterrupted
 
 
 def echo(data, _context):
@@ -115,3 +117,24 @@ def test_the_time_for_an_answer_is_not_counted_on_the_wall_clock(
     with pytest.raises(grpc.RpcError, match=r"no answer within 0\.2 s"):
         ask(channel.unary_unary("/test.S/Hang"), b"", timeout=0.2)
     assert hanging.left.acquire(timeout=20)
+
+
+def test_a_thread_of_grpc_is_known_before_its_first_line():
+    """A finalizer may run there as early, and what it would wait for needs that thread."""
+    seen: list[bool] = []
+
+    def look(_frame, _event, _arg):
+        sys.setprofile(None)
+        seen.append(carries_calls())
+
+    threading.setprofile(look)
+    try:
+        with grpc.insecure_channel("127.0.0.1:1") as channel:
+            with contextlib.suppress(grpc.RpcError):
+                channel.unary_unary("/no/method").future(b"").result()
+            thread = threading.Thread(target=seen.copy)
+            thread.start()
+            thread.join()
+    finally:
+        threading.setprofile(None)
+    assert seen == [True, False]
