@@ -561,7 +561,7 @@ class CommandLog:
         Raises:
             DiscoTimeout: There is no room yet; nothing was appended.
             Reentered: This thread is in the middle of another command, and this one has an
-                answer or large arrays.
+                answer or large arrays; or it is sending or reading, and there is no room.
             SessionError: The session is closed or lost, or this would wait in an event loop.
         """
         site = call_site(current_scope(self))
@@ -663,7 +663,7 @@ class CommandLog:
             The reference.
 
         Raises:
-            SessionError: The session is closed or lost.
+            SessionError: The session is closed or lost; or as for :meth:`issue`.
         """
         site = call_site(current_scope(self))
         ids = self._ids
@@ -962,7 +962,7 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost.
         """
-        if self.is_full() and not self._makes_room():
+        if self.is_full():
             return False
         self.check_open()
         limit = self._done.slowest + WINDOW_COMMANDS
@@ -970,14 +970,6 @@ class CommandLog:
         if self.barred is None and self._closed is None:
             self._room = limit
         return True
-
-    def _makes_room(self) -> bool:
-        """Whether this thread is sending or reading, so that there is no room until it goes on.
-
-        A finalizer or a handler that issues there cannot wait for room.
-        """
-        pump = self.pump
-        return self.barred is None and pump is not None and pump.entered
 
     @property
     def has_much_room(self) -> bool:
@@ -1021,9 +1013,12 @@ class CommandLog:
 
         Raises:
             WouldBlock: The caller must not wait.
+            Reentered: This thread is sending or reading, so there is no room until it goes on.
         """
         if self.asynchronous and in_event_loop():
             raise WouldBlock(_FULL)
+        if self.pump is not None and self.pump.entered:
+            raise Reentered
         turn = threading.Lock()
         turn.acquire()
         self._for_turn.append(turn)
