@@ -279,8 +279,9 @@ class Reentered(SessionError):
     Python runs them between any two steps of a thread. In a call that waits they may use the
     session like any code. In a call that issues a command, sends or reads, they may issue
     commands, which come after that call's; a wait there, also one for room because too many
-    commands are under way, would wait for the call that it interrupts. Set a flag in the handler, and do it after the call. The same holds in the
-    threads that serve a session, where a finalizer may run too.
+    commands are under way, would wait for the call that it interrupts. Set a flag in the
+    handler, and do it after the call. The same holds in the threads that serve a session,
+    where a finalizer may run too.
 
     Examples:
         >>> asked = []
