@@ -484,6 +484,7 @@ class CommandLog:
             command that will be answered can be sent.
         pump: Lets a thread that issues a command, or waits for its answer, send what is
             pending by itself, if set.
+        in_transport: Says whether the calling thread is in the middle of sending or reading.
         told: Whether a call has raised the error that closed the log.
         asynchronous: Whether calls must not wait in an event loop.
         barred: Asked, if set, under the lock and by each call that issues a command, whether
@@ -524,6 +525,7 @@ class CommandLog:
         self.asynchronous = False
         self.barred: Bar | None = None
         self.pump: Pump | None = None
+        self.in_transport: Callable[[], bool] = lambda: False
         self.told: bool = False
         self.long_waits: LongWaits = LongWaits()
         self.timeline: LogWatcher | None = None
@@ -1017,7 +1019,7 @@ class CommandLog:
         """
         if self.asynchronous and in_event_loop():
             raise WouldBlock(_FULL)
-        if self.pump is not None and self.pump.entered:
+        if self.in_transport():
             raise Reentered
         turn = threading.Lock()
         turn.acquire()

@@ -1141,8 +1141,7 @@ class SessionCore:
         Raises:
             Reentered: It is.
         """
-        pump = self.transport.pump
-        entered = self.inbox.entered() or (pump is not None and pump.entered)
+        entered = self.inbox.entered() or self.transport.entered
         self.log.check_entered(entered or self._is_sending())
 
     def check_may_send(self, array: object, method: str) -> None:
@@ -1404,6 +1403,7 @@ def _start(
     )
     # A thread that waits may send and receive by itself.
     log.pump = inbox.pump = transport.pump
+    log.in_transport = lambda: transport.entered
     inbox.decline = transport.decline
     sent = SentLog(welcome.session, log.take_batch, log.left, lambda: log.acked)
     events = Events(

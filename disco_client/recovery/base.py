@@ -17,7 +17,7 @@ from disco_client import errors
 from disco_client.clock import monotonic
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
 from disco_client.output import logger_of
-from disco_client.reentry import Condition
+from disco_client.reentry import Condition, owned
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.base import (
@@ -279,12 +279,18 @@ class Recovering(ABC):
         self._successor = successor
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
+        self._owned: Callable[[], bool] = owned(self._lock)
         self._transport = first
         self._recovering = False
         self._leaving = False
         self._ended: SessionError | None = None
         self._thread: threading.Thread | None = None
         self.recoveries: tuple[Recovery, ...] = ()
+
+    @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading, or alone does that."""
+        return self._owned() or self._transport.entered
 
     @property
     def welcome(self) -> Welcome:

@@ -314,6 +314,12 @@ class Replaying(Recovering):
         self._crash_loop = CrashLoopDetector()
         self._told_of_limit = False
 
+    @property
+    def entered(self) -> bool:
+        """As of the base; the thread that sends the journal alone does that, too."""
+        thread = self._thread if self._recovering else None
+        return super().entered or (thread is not None and thread.ident == threading.get_ident())
+
     # What the program sends -------------------------------------------------------------
 
     def retain(self, batch: SentBatch) -> None:

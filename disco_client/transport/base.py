@@ -334,6 +334,11 @@ class Transport(Protocol):
         ...
 
     @property
+    def entered(self) -> bool:
+        """Whether the calling thread is in the middle of sending or reading, or alone does that."""
+        ...
+
+    @property
     def pump(self) -> Pump | None:
         """Lets waiting threads send and receive; None where others do that."""
         ...
@@ -432,6 +437,7 @@ class ForeignTransport:
     """
 
     pump = None
+    entered = False
 
     def __init__(self, welcome: Welcome, why: SessionError) -> None:
         self.welcome = welcome

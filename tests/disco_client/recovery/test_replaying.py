@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from reentry import in_thread
 from disco_client import connect, errors
 from disco_client.arrays.transfer import Uploads
 from disco_client.distributed import DeviceMesh
+from disco_client.recovery.replay import Replayer
 from disco_client.transport.base import Interrupted
 
 LARGE = 100_000
@@ -202,6 +204,29 @@ def test_an_upload_interrupted_while_other_workers_are_prepared_is_settled(
             session.sync_all()
         session.sync_all()
         assert session.copy_to_worker_0(np.arange(float(LARGE))).numpy()[7] == 7
+
+
+def test_a_wait_in_a_thread_that_serves_the_session_is_refused(session, lose, monkeypatch):
+    """A finalizer may run in the one that sends, or that sends all of it again."""
+    transport, refused = session._core.transport, {}
+
+    def tried(name, call, *args):
+        if name not in refused:
+            refused[name] = None
+            with pytest.raises(errors.Reentered) as raised:
+                session.sync_all()
+            refused[name] = raised.value
+        return call(*args)
+
+    monkeypatch.setattr(transport, "take", partial(tried, "sends", transport.take))
+    bring = Replayer._bring
+    monkeypatch.setattr(Replayer, "_bring", lambda *args: tried("sends again", bring, *args))
+    array = session.copy_to_worker_0(np.arange(float(LARGE)))
+    session.sync_all()
+    lose(session)
+    assert array.numpy()[7] == 7
+    assert None not in refused.values()
+    assert refused.keys() == {"sends", "sends again"}
 
 
 def test_a_failure_is_raised_once(session, lose):
