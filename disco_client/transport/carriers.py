@@ -156,7 +156,7 @@ class OpenStream(Protocol):
 
     @property
     def entered(self) -> bool:
-        """Whether the calling thread is in the middle of sending."""
+        """Whether the calling thread is in the middle of sending, or alone does that."""
         ...
 
     def flush(self) -> None:
@@ -339,7 +339,7 @@ class FramedStream:
     @property
     def entered(self) -> bool:
         """As of an open stream."""
-        return self._link.owned()
+        return self._link.owned() or self._sender.ident == threading.get_ident()
 
     def flush(self) -> None:
         """As of an open stream."""

@@ -753,7 +753,7 @@ class SessionStream:
     @property
     def entered(self) -> bool:
         """Whether the calling thread is in the middle of sending or reading, or alone does that."""
-        if carries_calls() or (self._source is None and self._runner == threading.get_ident()):
+        if carries_calls() or self._runner == threading.get_ident():
             return True
         reading = self._reader is not None and self._reader.entered
         return reading or self._out.entered() or self._streams[-1].entered

@@ -205,6 +205,11 @@ class Children:
         if self._start_error is not None:
             raise self._start_error
 
+    @property
+    def is_keeper(self) -> bool:
+        """Whether the calling thread is the keeper's."""
+        return self._keeper.ident == threading.get_ident()
+
     def _keep(self) -> None:
         """Runs the keeper's thread."""
         try:
@@ -726,6 +731,11 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
         start_thread(self._thread)
 
+    @property
+    def serves(self) -> bool:
+        """Whether the calling thread is in the middle of a delivery, or waits for the next."""
+        return self.entered() or self._thread.ident == threading.get_ident()
+
     def flush(self, first: int = 0, *, kills: bool = False) -> None:
         """Delivers everything that was issued.
 
@@ -985,8 +995,9 @@ class ProcessTransport(Bound):
     @property
     def entered(self) -> bool:
         """Whether the calling thread is in the middle of sending or reading."""
-        sender = self._sender
-        return self._children.reader.entered or (sender is not None and sender.entered())
+        if self._children.reader.entered or self._children.is_keeper:
+            return True
+        return self._sender is not None and self._sender.serves
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""

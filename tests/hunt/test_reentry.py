@@ -103,7 +103,7 @@ def by_grpc() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def sessions(cluster: LocalCluster, by_grpc: LocalCluster) -> Iterator[Sessions]:
-    """Sessions of two workers on threads, on processes, and on two nodes by both carriers."""
+    """Sessions of two workers: threads, processes, a cluster by both carriers, one that recovers."""
     sys.path.insert(0, str(WORKER_MODULES))
     opened = Sessions(
         {
@@ -111,6 +111,7 @@ def sessions(cluster: LocalCluster, by_grpc: LocalCluster) -> Iterator[Sessions]
             "processes": lambda: di.ProcessSession(2),
             "cluster": lambda: di.connect(cluster.address, num_workers=2),
             "cluster by gRPC": lambda: di.connect(by_grpc.address, num_workers=2),
+            "recovering": lambda: di.connect(cluster.address, num_workers=2, recover="replay"),
         }
     )
     yield opened
@@ -118,7 +119,7 @@ def sessions(cluster: LocalCluster, by_grpc: LocalCluster) -> Iterator[Sessions]
     sys.path.remove(str(WORKER_MODULES))
 
 
-kinds = st.sampled_from(("threads", "processes", "cluster", "cluster by gRPC"))
+kinds = st.sampled_from(("threads", "processes", "cluster", "cluster by gRPC", "recovering"))
 
 
 def whole(sessions: Sessions, kind: str, run: Callable[[di.Session], object]) -> None:

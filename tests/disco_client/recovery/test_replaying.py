@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +18,8 @@ from disco_client.arrays.transfer import Uploads
 from disco_client.distributed import DeviceMesh
 from disco_client.recovery.replay import Replayer
 from disco_client.transport.base import Interrupted
+from disco_client.transport.grpc import OutgoingTurn
+from disco_client.transport.shared_reader import SharedReader
 
 LARGE = 100_000
 
@@ -207,7 +208,7 @@ def test_an_upload_interrupted_while_other_workers_are_prepared_is_settled(
 
 
 def test_a_wait_in_a_thread_that_serves_the_session_is_refused(session, lose, monkeypatch):
-    """A finalizer may run in the one that sends, or that sends all of it again."""
+    """A finalizer may run in the one that sends, that reads, or that sends all of it again."""
     transport, refused = session._core.transport, {}
 
     def tried(name, call, *args):
@@ -218,15 +219,20 @@ def test_a_wait_in_a_thread_that_serves_the_session_is_refused(session, lose, mo
             refused[name] = raised.value
         return call(*args)
 
-    monkeypatch.setattr(transport, "take", partial(tried, "sends", transport.take))
-    bring = Replayer._bring
-    monkeypatch.setattr(Replayer, "_bring", lambda *args: tried("sends again", bring, *args))
+    def patched(name, owner, method):
+        call = getattr(owner, method)
+        monkeypatch.setattr(owner, method, lambda *args: tried(name, call, *args))
+
+    patched("sends", transport, "take")
+    patched("is about to send", OutgoingTurn, "take")
+    patched("reads", SharedReader, "keep")
+    patched("sends again", Replayer, "_bring")
     array = session.copy_to_worker_0(np.arange(float(LARGE)))
     session.sync_all()
     lose(session)
     assert array.numpy()[7] == 7
     assert None not in refused.values()
-    assert refused.keys() == {"sends", "sends again"}
+    assert refused.keys() == {"sends", "is about to send", "reads", "sends again"}
 
 
 def test_a_failure_is_raised_once(session, lose):
