@@ -103,7 +103,7 @@ def by_grpc() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def sessions(cluster: LocalCluster, by_grpc: LocalCluster) -> Iterator[Sessions]:
-    """Sessions of two workers: threads, processes, a cluster by both carriers, one that recovers."""
+    """Sessions of two workers: threads, processes, clusters by both carriers, one that recovers."""
     sys.path.insert(0, str(WORKER_MODULES))
     opened = Sessions(
         {
