@@ -88,6 +88,7 @@ class Soak:
         self.commands = self.lost = self.twice = self.wrong = self.untyped = 0
         self.leaks: Counter[str] = Counter()
         self.growth: list[int] = []
+        self.descriptors: list[dict[str, int]] = []
         self._sessions: set[int] = set()
 
     def run(self) -> None:
@@ -120,6 +121,7 @@ class Soak:
             after = self._settled(watched)
             self.leaks.update(before.leaks(after))
             self.growth = before.growth(after)
+            self.descriptors = before.more_descriptors(after)
         left = [sweep_shared_memory(kvsname(session)) for session in self._sessions]
         self.leaks["shared memory"] = sum(map(len, left))
 
@@ -238,6 +240,7 @@ class Soak:
             "wrong results": self.wrong,
             "errors without a cause": self.untyped,
             "MiB more in program, controller, nodes": self.growth,
+            "descriptors more in each of them": self.descriptors,
             **{f"leaks of {kind}": count for kind, count in self.leaks.items()},
         }
 

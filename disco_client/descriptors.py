@@ -1,27 +1,99 @@
-"""Descriptors that a session needs, in a process that may open few more.
-
-gRPC aborts the process where it finds none for its own, or tries to connect until its time is
-over. So it is used only where they can be had.
-"""
+"""Descriptors that a session needs: who has them, and whether this process may open more."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
+import socket
+import struct
 from collections import deque
-from collections.abc import Generator
-from itertools import repeat
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from itertools import chain, repeat, starmap, tee
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from disco_client.errors import SessionError
 
 __all__ = [
     "OF_A_CONNECTION",
+    "WITH_DESCRIPTORS",
+    "Descriptor",
     "DescriptorRefused",
     "check_descriptors",
     "describe_refusal",
+    "opened",
     "opening_descriptors",
+    "owned_in",
+    "receive_with_descriptors",
 ]
+
+_Message = TypeVar("_Message", bound="tuple[Any, ...]")
+
+
+# Who has a descriptor.
+#
+# An exception of a signal handler comes between the call that makes a descriptor and the
+# assignment that keeps its number, or before a `finally` closes it. So no step in Python has
+# the number alone: the call in C that makes one puts it into an object that closes it.
+
+
+class Descriptor(io.FileIO):
+    """An open descriptor, which is closed when nothing refers to this object any more.
+
+    It is used as a number, by ``fileno()``. To drop it is no mistake, so Python warns of none.
+    """
+
+    _finalizing = False  # FileIO has a field of that name, and warns where it is set
+
+
+_own = partial(Descriptor, mode="r+b")
+_numbers = struct.Struct("i").iter_unpack
+
+WITH_DESCRIPTORS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+"""Receives descriptors that child processes do not inherit, on systems that have the flag."""
+
+
+def opened(make: Callable[..., int], *arguments: object) -> Descriptor:
+    """Calls a function in C that makes a descriptor.
+
+    Args:
+        make: It, such as ``os.dup``.
+        arguments: What it takes.
+    """
+    return next(map(_own, starmap(make, (arguments,))))
+
+
+def owned_in(ancillary: Iterable[Iterable[tuple[int, int, bytes]]]) -> Iterator[Descriptor]:
+    """The descriptors that have come with messages; each may be taken from here once.
+
+    Args:
+        ancillary: The ancillary data of each message, received WITH_DESCRIPTORS.
+    """
+    contents = map(itemgetter(2), chain.from_iterable(ancillary))
+    return starmap(_own, chain.from_iterable(map(_numbers, contents)))
+
+
+def receive_with_descriptors(
+    receive: Callable[..., _Message], *arguments: object
+) -> tuple[_Message, list[Descriptor]]:
+    """Receives a message, and the descriptors that come with it.
+
+    Args:
+        receive: The method of a socket, such as ``recvmsg``.
+        arguments: What it takes, WITH_DESCRIPTORS last.
+    """
+    messages, again = tee(starmap(receive, (arguments,)))
+    fds = owned_in(map(itemgetter(1), again))
+    return next(zip(messages, map(list, (fds,)), strict=False))
+
+
+# How many a process may open.
+#
+# gRPC aborts the process where it finds none for its own, or tries to connect until its time is
+# over. So it is used only where they can be had.
 
 OF_A_CONNECTION = 20
 """What opening a session over gRPC takes, and copying arrays in it: measured, 8 to 14."""

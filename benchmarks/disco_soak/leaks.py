@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -39,6 +41,16 @@ def _anonymous(process: psutil.Process) -> int:
     return memory.rss - memory.shared
 
 
+def _descriptors(process: psutil.Process) -> Counter[str]:
+    """What its descriptors refer to: files by their path, all else by its kind."""
+    targets: Counter[str] = Counter()
+    folder = Path(f"/proc/{process.pid}/fd")
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            targets[str(entry.readlink()).partition(":[")[0]] += 1
+    return targets
+
+
 def _give_back() -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
@@ -51,12 +63,12 @@ class Holdings:
 
     Attributes:
         memory: MiB of each that it holds alone.
-        descriptors: How many each has open.
+        descriptors: How many each has open, by what they refer to.
         children: How many processes hang below them.
     """
 
     memory: Sequence[float]
-    descriptors: Sequence[int]
+    descriptors: Sequence[Counter[str]]
     children: int
 
     @classmethod
@@ -71,7 +83,7 @@ class Holdings:
                 family |= {child.pid for child in process.children(recursive=True)}
         return cls(
             [_anonymous(process) / (1 << 20) for process in each],
-            [process.num_fds() for process in each],
+            [_descriptors(process) for process in each],
             len(family - {process.pid for process in each}),
         )
 
@@ -79,10 +91,16 @@ class Holdings:
         """By how many MiB each process has grown."""
         return [round(b - a) for a, b in zip(self.memory, later.memory, strict=True)]
 
+    def more_descriptors(self, later: Holdings) -> list[dict[str, int]]:
+        """What more each process has open, by what it refers to."""
+        return [dict(b - a) for a, b in zip(self.descriptors, later.descriptors, strict=True)]
+
     def leaks(self, later: Holdings) -> dict[str, int]:
         """What is held later beyond what varies, by kind: 0 where nothing leaked."""
         memory = max(self.growth(later))
-        descriptors = max(b - a for a, b in zip(self.descriptors, later.descriptors, strict=True))
+        descriptors = max(
+            b.total() - a.total() for a, b in zip(self.descriptors, later.descriptors, strict=True)
+        )
         return {
             "memory": memory if memory > _MEMORY_GROWTH_MIB else 0,
             "descriptors": descriptors if descriptors > _DESCRIPTOR_GROWTH else 0,

@@ -8,7 +8,6 @@ another that maps it would end with a bus error.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import mmap
@@ -19,13 +18,20 @@ import struct
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from disco_client.descriptors import (
+    WITH_DESCRIPTORS,
+    Descriptor,
+    opened,
+    receive_with_descriptors,
+)
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.reentry import is_of_system
 from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
@@ -33,7 +39,6 @@ from disco_client.wire.arrays import ALIGNMENT, byte_view, empty_array
 
 __all__ = [
     "ARRAY_NAME",
-    "CLOSED_ON_EXEC",
     "MAX_MESSAGE_BYTES",
     "MEMORY_SCHEME",
     "READ_BYTES",
@@ -41,7 +46,6 @@ __all__ = [
     "MemoryEndpoint",
     "SharedPool",
     "allocate",
-    "descriptors_in",
     "map_shared",
     "pack",
     "read_shared",
@@ -57,7 +61,7 @@ _PIECE_BYTES = 256 << 10
 """How much is read at once through an intermediate buffer; small compared with a cache."""
 
 
-def allocate(nbytes: int, name: str = ARRAY_NAME) -> int:
+def allocate(nbytes: int, name: str = ARRAY_NAME) -> Descriptor:
     """Makes shared memory and returns its descriptor.
 
     Args:
@@ -70,37 +74,21 @@ def allocate(nbytes: int, name: str = ARRAY_NAME) -> int:
     memfd = hasattr(os, "memfd_create")
     if memfd:
         unique = f"{name}-{secrets.token_hex(8)}"
-        fd = os.memfd_create(unique, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = opened(os.memfd_create, unique, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+            fd = opened(os.dup, file.fileno())
     try:
-        os.ftruncate(fd, nbytes)
+        os.ftruncate(fd.fileno(), nbytes)
         if memfd:
-            _seal(fd)
+            _seal(fd.fileno())
     except OverflowError:
-        os.close(fd)
+        fd.close()
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from None
     except BaseException:
-        os.close(fd)
+        fd.close()
         raise
     return fd
-
-
-CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-"""Receives descriptors that child processes do not inherit, on systems that have the flag."""
-
-
-def descriptors_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors in the ancillary data of a message received with CLOSED_ON_EXEC."""
-    fds = array.array("i")
-    for level, kind, content in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    if not CLOSED_ON_EXEC:
-        for fd in fds:
-            os.set_inheritable(fd, False)  # as every other descriptor that Python makes
-    return fds.tolist()
 
 
 def _seal(fd: int) -> None:
@@ -173,9 +161,9 @@ class SharedPool:
 
     def __init__(self, keep_bytes: int = 128 << 20) -> None:
         self._keep_bytes = keep_bytes
-        self._kept: list[tuple[int, int]] = []
+        self._kept: list[tuple[int, Descriptor]] = []
 
-    def take(self, nbytes: int) -> int:
+    def take(self, nbytes: int) -> Descriptor:
         """Returns a descriptor of at least ``nbytes``; it is the caller's from now on.
 
         Raises:
@@ -184,27 +172,27 @@ class SharedPool:
         fitting = [kept for kept in self._kept if kept[0] >= nbytes]
         if not fitting:
             return allocate(nbytes)
-        kept = min(fitting)
+        kept = min(fitting, key=itemgetter(0))
         self._kept.remove(kept)
         return kept[1]
 
-    def give(self, fd: int) -> None:
-        """Takes a descriptor over, to hand it out again or to close it; -1 stands for none."""
-        if fd < 0:
+    def give(self, fd: Descriptor | None) -> None:
+        """Takes a descriptor over, to hand it out again or to close it."""
+        if fd is None:
             return
         try:
-            size = os.fstat(fd).st_size
+            size = os.fstat(fd.fileno()).st_size
         except OSError:
             size = self._keep_bytes + 1  # no memory to say how much: it is not kept
         if size + sum(kept for kept, _ in self._kept) > self._keep_bytes:
-            os.close(fd)
+            fd.close()
         else:
             self._kept.append((size, fd))
 
     def close(self) -> None:
         """Gives all of it back to the system."""
         while self._kept:
-            os.close(self._kept.pop()[1])
+            self._kept.pop()[1].close()
 
 
 # Shared memory that is used repeatedly stays mapped.
@@ -495,7 +483,7 @@ def _send(sock: socket.socket, request: memory_pb2.MemoryRequest) -> None:
     sock.sendall(pack(request))
 
 
-def _memory(reply: memory_pb2.MemoryReply, fds: list[int]) -> int:
+def _memory(reply: memory_pb2.MemoryReply, fds: list[Descriptor]) -> int:
     """The descriptor of the requested memory.
 
     Raises:
@@ -506,7 +494,7 @@ def _memory(reply: memory_pb2.MemoryReply, fds: list[int]) -> int:
         raise _refusal(reply, "the daemon gave no memory")
     if not fds:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    return fds[0]
+    return fds[0].fileno()
 
 
 def _refusal(reply: memory_pb2.MemoryReply, otherwise: str) -> TransferFailed:
@@ -515,9 +503,9 @@ def _refusal(reply: memory_pb2.MemoryReply, otherwise: str) -> TransferFailed:
     return TransferFailed(reply.refused or otherwise)
 
 
-def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[int]]:
+def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[Descriptor]]:
     """Waits for an answer and its descriptors, which the caller then owns."""
-    fds: list[int] = []
+    fds: list[Descriptor] = []
     try:
         return memory_pb2.MemoryReply.FromString(_receive_bytes(sock, fds)), fds
     except (ValueError, DecodeError) as error:
@@ -529,17 +517,19 @@ def _receive(sock: socket.socket) -> tuple[memory_pb2.MemoryReply, list[int]]:
         raise
 
 
-def _receive_bytes(sock: socket.socket, fds: list[int]) -> bytes:
+def _receive_bytes(sock: socket.socket, fds: list[Descriptor]) -> bytes:
     data = b""
     while (raw := unpack(data)) is None:
-        more, ancillary, _, _ = sock.recvmsg(READ_BYTES, _FD_SPACE, CLOSED_ON_EXEC)
-        fds += descriptors_in(ancillary)
+        (more, *_), came = receive_with_descriptors(
+            sock.recvmsg, READ_BYTES, _FD_SPACE, WITH_DESCRIPTORS
+        )
+        fds += came
         if not more:
             raise ConnectionResetError(errno.ECONNRESET, "the daemon ended the connection")
         data += more
     return raw
 
 
-def _close(fds: list[int]) -> None:
+def _close(fds: list[Descriptor]) -> None:
     while fds:
-        os.close(fds.pop())
+        fds.pop().close()

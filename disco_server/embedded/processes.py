@@ -15,14 +15,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from disco_client.arguments import check_session
 from disco_client.arrays.shared_memory import MappedMemory, SharedPool
 from disco_client.clock import monotonic
-from disco_client.descriptors import describe_refusal
+from disco_client.descriptors import Descriptor, describe_refusal
 from disco_client.errors import (
     ConfigError,
     SessionClosed,
@@ -78,6 +78,8 @@ __all__ = [
 
 
 _logger = logger_of("disco.embedded")
+
+_Descriptors: TypeAlias = tuple[Descriptor, ...]
 _END_GRACE_S = 0.5
 _LOOKS = 50
 """How often a thread polls for replies before it sleeps: about 0.2 ms. A wake-up takes
@@ -87,16 +89,16 @@ several times as long as a rank that is ready to answer."""
 class Watcher(Protocol):
     """Is notified of the children's events; by the keeper, or by a thread that waits."""
 
-    def take(self, child: RankChild, raw: bytes) -> int | None:
+    def take(self, child: RankChild, raw: bytes) -> _Descriptors | None:
         """Handles a frame of a rank's socket, perhaps again.
 
         Returns:
-            None; or, where that must not be repeated, the descriptor that came with it, -1
-            without one, for :meth:`take_once`.
+            None; or, where that must not be repeated, the descriptors that came with it, one
+            at most, for :meth:`take_once`.
         """
         ...
 
-    def take_once(self, child: RankChild, raw: bytes, fd: int) -> None:
+    def take_once(self, child: RankChild, raw: bytes, fds: _Descriptors) -> None:
         """Handles such a frame, in the keeper."""
         ...
 
@@ -158,7 +160,7 @@ class Children:
         self.reader = SharedReader(self._handle, looks=_LOOKS)
         # With frames that have not been handled, and those of which only the keeper may be.
         self._unhandled: dict[int, RankChild] = {}
-        self._kept: deque[tuple[RankChild, bytes, int]] = deque()
+        self._kept: deque[tuple[RankChild, bytes, _Descriptors]] = deque()
         self._last_kept = b""
         self.reader.unattended = lambda: bool(self._full)
         self._full: set[int] = set()
@@ -301,10 +303,10 @@ class Children:
     def _handle_kept(self) -> None:
         """Handles the frames that only this thread may handle."""
         while self._kept:
-            child, raw, fd = self._kept.popleft()
+            child, raw, fds = self._kept.popleft()
             if raw is not self._last_kept:  # else a thread was interrupted when it left it
                 self._last_kept = raw
-                self._watcher.take_once(child, raw, fd)
+                self._watcher.take_once(child, raw, fds)
                 self.reader.notify_reader()
 
     def _woken(self) -> None:
@@ -442,9 +444,9 @@ class Children:
         while reader.frames:
             raw = reader.frames[0]
             try:
-                fd = self._watcher.take(child, raw)
-                if fd is not None:
-                    self._kept.append((child, raw, fd))
+                fds = self._watcher.take(child, raw)
+                if fds is not None:
+                    self._kept.append((child, raw, fds))
                     self.reader.wake()
             except (DecodeError, IndexError) as error:
                 child.refuse(str(error))
@@ -543,13 +545,13 @@ class SharedArrays:
             at = 0
             for piece in in_pieces(data):
                 array.grow(at)
-                self._mapped.write(fd, piece, at)
+                self._mapped.write(fd.fileno(), piece, at)
                 at += len(piece)
             with self._lock:
                 self._under_way.setdefault(child.worker, {})[ticket] = len(data)
             array.grow(len(data))
         finally:
-            os.close(fd)
+            fd.close()
 
     def give_up(self, ticket: int, child: RankChild, why: str) -> None:
         """Notifies a rank, which may wait for it, that an array will not come."""
@@ -564,17 +566,17 @@ class SharedArrays:
 
     def _let_go(self, child: RankChild, array: IncomingArray) -> None:
         """Returns the memory of an array to its rank."""
-        if array.fd >= 0:
+        if array.fd is not None:
             self._tell(child, EnvelopeKind.ARRAY_BACK, array.fd)
 
     def _hand_in(
-        self, ticket: int, child: RankChild, nbytes: int, there: int, fd: int | None
+        self, ticket: int, child: RankChild, nbytes: int, there: int, fd: Descriptor | None
     ) -> None:
         kind = EnvelopeKind.ARRAY_MORE if fd is None else EnvelopeKind.ARRAY_IN
         self._tell(child, kind, fd, ticket=ticket, nbytes=nbytes, there=there)
 
     def _tell(
-        self, child: RankChild, kind: EnvelopeKind, fd: int | None = None, **told: Any
+        self, child: RankChild, kind: EnvelopeKind, fd: Descriptor | None = None, **told: Any
     ) -> None:
         def framed(error: str) -> bytes:
             payload = controller_pb2.Transfer(session=self._session, worker=child.worker, **told)
@@ -595,11 +597,12 @@ class SharedArrays:
         if self._wait(waiter, _MAX_WAIT_S):
             self._await_room(nbytes)
 
-    def take_back(self, child: RankChild, received: EncodedEnvelope, fd: int) -> None:
-        """Recycles the memory that a rank has copied from; -1 where there is none."""
+    def take_back(self, child: RankChild, received: EncodedEnvelope, fds: _Descriptors) -> None:
+        """Recycles the memory that a rank has copied from, where it has come."""
         told = controller_pb2.Transfer.FromString(received.payload)
         with self._lock:
-            self._memory.give(fd)
+            for fd in fds:
+                self._memory.give(fd)
         self._settle(child.worker, told.ticket)
 
     def _settle(self, worker: int, ticket: int) -> None:
@@ -616,15 +619,18 @@ class SharedArrays:
 
     # From a worker --------------------------------------------------------------------------
 
-    def receive(self, child: RankChild, raw: bytes, received: EncodedEnvelope) -> int | None:
+    def receive(
+        self, child: RankChild, raw: bytes, received: EncodedEnvelope
+    ) -> _Descriptors | None:
         """Handles a rank's message about an array; may be repeated.
 
         Returns:
-            None; or the descriptor for :meth:`take_back`.
+            None; or the descriptors for :meth:`take_back`.
         """
         told = controller_pb2.Transfer.FromString(received.payload)
         if received.kind == EnvelopeKind.ARRAY_BACK:
-            return -1 if told.error else child.reader.descriptor_of(raw)
+            fd = None if told.error else child.reader.descriptor_of(raw)
+            return () if fd is None else (fd,)
         if received.kind == EnvelopeKind.ARRAY_OUT:
             take = partial(child.reader.descriptor_of, raw)
             array = IncomingArray.received(take, told.nbytes, told.there, told.error)
@@ -653,7 +659,7 @@ class SharedArrays:
             at = 0
             for piece in in_pieces(into):
                 self._await(array, at + len(piece))
-                self._mapped.read(array.fd, piece, at)
+                self._mapped.read(array.fileno(), piece, at)
                 at += len(piece)
         finally:
             self._let_go(child, array)
@@ -1043,7 +1049,7 @@ class ProcessTransport(Bound):
     def _wait_for(self, waiter: threading.Lock, seconds: float) -> bool:
         return self.wait(waiter, seconds)
 
-    def take(self, child: RankChild, raw: bytes) -> int | None:
+    def take(self, child: RankChild, raw: bytes) -> _Descriptors | None:
         """Handles a frame of a rank; see :class:`Watcher`."""
         events, seq = self._events, progress_in(raw)
         if seq is not None:
@@ -1055,14 +1061,14 @@ class ProcessTransport(Bound):
         if received.kind == EnvelopeKind.REPLY and events is not None:
             events.reply(child.worker, EncodedReply.FromString(received.payload))
             return None
-        return self._arrays.receive(child, raw, received) if received.kind in FROM_RANKS else -1
+        return self._arrays.receive(child, raw, received) if received.kind in FROM_RANKS else ()
 
-    def take_once(self, child: RankChild, raw: bytes, fd: int) -> None:
+    def take_once(self, child: RankChild, raw: bytes, fds: _Descriptors) -> None:
         """Handles a frame of which that must not be repeated."""
         received = EncodedEnvelope.FromString(raw)
         kind = received.kind
         if kind == EnvelopeKind.ARRAY_BACK:
-            self._arrays.take_back(child, received, fd)
+            self._arrays.take_back(child, received, fds)
         elif kind == EnvelopeKind.CCL_OPENED:
             self._children.opening.ends(child.worker)
         elif kind == EnvelopeKind.OPEN_CCL:

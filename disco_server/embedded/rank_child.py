@@ -178,9 +178,9 @@ def _progress_page() -> Generator[tuple[ProgressPage | None, list[int]]]:
         return
     page, fd = made
     try:
-        yield page, [fd]
+        yield page, [fd.fileno()]
     except BaseException:
         page.close()
         raise
     finally:
-        os.close(fd)
+        fd.close()

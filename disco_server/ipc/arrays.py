@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Self
 
+from disco_client.descriptors import Descriptor, opened
 from disco_client.wire.arrays import PIECE_BYTES
 from disco_client.wire.codec import EnvelopeKind
 
@@ -32,7 +33,7 @@ class IncomingArray:
     ``on_change`` and then looks again, the other changes the state and then calls it.
 
     Args:
-        fd: The memory, which belongs to the owner of this object.
+        fd: The memory, which belongs to the owner of this object; None where there is none.
         nbytes: How large it will be.
         there: How many of its bytes are there.
         error: Why the others will not come; empty while they may.
@@ -41,7 +42,7 @@ class IncomingArray:
         on_change: Called once, when more is there or none will come.
     """
 
-    def __init__(self, fd: int, nbytes: int, there: int = 0, error: str = "") -> None:
+    def __init__(self, fd: Descriptor | None, nbytes: int, there: int = 0, error: str = "") -> None:
         self.fd = fd
         self.nbytes = nbytes
         self.there = there
@@ -49,18 +50,30 @@ class IncomingArray:
         self.on_change: Callable[[], None] = _nobody
 
     @classmethod
-    def received(cls, take: Callable[[], int], nbytes: int, there: int, error: str) -> Self:
+    def received(
+        cls, take: Callable[[], Descriptor | None], nbytes: int, there: int, error: str
+    ) -> Self:
         """The array that a peer announces, in the memory whose descriptor came along.
 
         Args:
-            take: Returns that descriptor.
+            take: Returns that descriptor, or None if it was lost on its way.
             nbytes: How large it will be.
             there: How many of its bytes are there.
             error: Why the others will not come; with one the peer sent no descriptor.
         """
-        fd = -1 if error else take()
-        lost = "" if fd >= 0 else "no descriptor was free for its memory"
+        fd = None if error else take()
+        lost = "no descriptor was free for its memory" if fd is None else ""
         return cls(fd, nbytes, there, error or lost)
+
+    def fileno(self) -> int:
+        """The number of its memory's descriptor.
+
+        Raises:
+            OSError: It has none.
+        """
+        if self.fd is None:
+            raise OSError(self.error)
+        return self.fd.fileno()
 
     @property
     def settled(self) -> bool:
@@ -94,7 +107,9 @@ class OutgoingArray:
         tell: Sends how much is there; the first time also a descriptor, which it closes.
     """
 
-    def __init__(self, fd: int, nbytes: int, tell: Callable[[int, int | None], None]) -> None:
+    def __init__(
+        self, fd: Descriptor, nbytes: int, tell: Callable[[int, Descriptor | None], None]
+    ) -> None:
         self.fd = fd
         self.nbytes = nbytes
         self._tell = tell
@@ -104,7 +119,7 @@ class OutgoingArray:
     def grow(self, there: int) -> None:
         """Notes how many bytes are there by now."""
         if there - self._told >= PIECE_BYTES or there == self.nbytes:
-            self._tell(there, None if self._known else os.dup(self.fd))
+            self._tell(there, None if self._known else opened(os.dup, self.fd.fileno()))
             self._told, self._known = there, True
 
 
@@ -156,5 +171,5 @@ class Offers:
         self.break_off("the session ended")
         while self._untaken:
             _, array = self._untaken.popitem()
-            if array.fd >= 0:
-                os.close(array.fd)
+            if array.fd is not None:
+                array.fd.close()

@@ -2,7 +2,7 @@
 
 A file descriptor travels with the first byte of its frame, so descriptors and the frames
 that mention them arrive in the same order; the reader hands each to the frame that
-asks for it. If the receiver had no free descriptor, it gets -1 in its place; if the
+asks for it. If the receiver had no free descriptor, it gets None in its place; if the
 sender could not pass it, another frame comes instead.
 
 Two frames are no envelopes, and are shorter than any: an empty one asks how far
@@ -14,16 +14,17 @@ from __future__ import annotations
 import array
 import errno
 import mmap
-import os
 import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from itertools import repeat, starmap
+from operator import methodcaller
 from typing import Any, Self, TypeAlias
 
-from disco_client.arrays.shared_memory import CLOSED_ON_EXEC, allocate, descriptors_in, map_shared
+from disco_client.arrays.shared_memory import allocate, map_shared
+from disco_client.descriptors import WITH_DESCRIPTORS, Descriptor, owned_in
 from disco_client.reentry import is_of_system
 from disco_client.wire.framing import FrameCutter, frame
 from disco_server.settings import keeps_order
@@ -74,7 +75,7 @@ class FrameReader(FrameCutter):
     kept by one call of a function in C, and cut anew until all of it is noted at once.
 
     Attributes:
-        fds: Descriptors that have come.
+        fds: Descriptors that have come; None for each that was lost on its way.
         frames: Frames that have come.
         heard: How many frames have come that report no progress.
         came: What a read has returned, until it is cut.
@@ -82,11 +83,12 @@ class FrameReader(FrameCutter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fds: deque[int] = deque()
+        self.fds: deque[Descriptor | None] = deque()
         self.frames: deque[bytes] = deque()
         self.heard = 0
         self.came: list[tuple[int, Any, int, Any]] = []
-        self._taken: tuple[bytes, list[int]] | None = None
+        self._came_along: list[Descriptor] = []
+        self._taken: tuple[bytes, list[Descriptor | None]] | None = None
         # Read into again and again: fresh memory costs many times what reading does.
         self.scratch = memoryview(bytearray(_READ_BYTES))
 
@@ -98,7 +100,7 @@ class FrameReader(FrameCutter):
                 memory to deliver what there is.
         """
         if not self.came:
-            wanted = (self.scratch,), _FD_SPACE, CLOSED_ON_EXEC
+            wanted = (self.scratch,), _FD_SPACE, WITH_DESCRIPTORS
             try:
                 self.came.extend(starmap(sock.recvmsg_into, (wanted,)))
             except OSError as error:
@@ -109,27 +111,31 @@ class FrameReader(FrameCutter):
                 raise
         count, ancillary, flags, _ = self.came[0]
         # Most messages bring none, and as a member of an enum the flag costs more than the rest.
-        found = descriptors_in(ancillary) if ancillary else []
+        if ancillary and not self._came_along:
+            self._came_along.extend(owned_in((ancillary,)))
+        found: list[Descriptor | None] = [*self._came_along]
         if flags & _CUT and not found:
-            found = [-1]  # each message brings one
+            found = [None]  # each message brings one
         frames, rest = self.cut(self.scratch[:count])
         arrived = deque((*self.frames, *frames)) if self.frames else deque(frames)
         fds = deque((*self.fds, *found)) if found else self.fds
         heard = self.heard + sum(len(each) != _PROGRESS.size for each in frames)
         nothing: list[tuple[int, Any, int, Any]] = []
+        none: list[Descriptor] = []
         # No call from here on, so that all of it has happened or nothing.
         self.rest = rest
         self.size = None
         self.frames = arrived
         self.heard = heard
         self.fds = fds
+        self._came_along = none
         self.came = nothing
         return count > 0
 
-    def descriptor_of(self, frame: bytes) -> int:
+    def descriptor_of(self, frame: bytes) -> Descriptor | None:
         """The descriptor that came with a frame; the same where the frame is handled again."""
         if self._taken is None or self._taken[0] is not frame:
-            nothing: list[int] = []
+            nothing: list[Descriptor | None] = []
             self._taken = frame, nothing
         taken = self._taken[1]
         if not taken:
@@ -140,8 +146,8 @@ class FrameReader(FrameCutter):
         """Closes descriptors that were not taken."""
         while self.fds:
             fd = self.fds.popleft()
-            if fd >= 0:
-                os.close(fd)
+            if fd is not None:
+                fd.close()
 
 
 def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
@@ -170,7 +176,7 @@ def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
 
 
 def send_with_fd(
-    sock: socket.socket, framed: bytes, fd: int, without: Callable[[str], bytes]
+    sock: socket.socket, framed: bytes, fd: Descriptor, without: Callable[[str], bytes]
 ) -> None:
     """Sends one whole frame with a descriptor; for blocking sockets.
 
@@ -182,7 +188,7 @@ def send_with_fd(
             cannot be passed.
     """
     try:
-        sent = socket.send_fds(sock, [framed], [fd])
+        sent = socket.send_fds(sock, [framed], [fd.fileno()])
     except ConnectionError:
         raise
     except OSError as error:  # too many are in flight, or there is no memory
@@ -190,7 +196,7 @@ def send_with_fd(
     send_all(sock, memoryview(framed)[sent:])
 
 
-_Unsent: TypeAlias = "tuple[memoryview, list[int], Callable[[str], bytes] | None]"
+_Unsent: TypeAlias = "tuple[memoryview, list[Descriptor], Callable[[str], bytes] | None]"
 
 
 class Unsent:
@@ -214,7 +220,7 @@ class Unsent:
     def add(
         self,
         framed: bytes | memoryview,
-        fd: int | None = None,
+        fd: Descriptor | None = None,
         without: Callable[[str], bytes] | None = None,
     ) -> None:
         """Adds a frame behind the others.
@@ -246,7 +252,8 @@ class Unsent:
                 if taken or not fds:
                     taken.extend(map(self._sock.send, (data[at:],)))
                 else:
-                    passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                    numbers = array.array("i", [each.fileno() for each in fds])
+                    passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)
                     taken.extend(starmap(self._sock.sendmsg, (([data], [passed]),)))
             except BlockingIOError:
                 return False
@@ -269,9 +276,12 @@ class Unsent:
             _close(self._frames.popleft()[1])
 
 
-def _close(fds: list[int]) -> None:
+_end: Callable[[Descriptor], None] = methodcaller("close")
+
+
+def _close(fds: list[Descriptor]) -> None:
     """Closes descriptors, each once, also where this is repeated."""
-    deque(map(os.close, starmap(fds.pop, repeat((), len(fds)))), 0)
+    deque(map(_end, starmap(fds.pop, repeat((), len(fds)))), 0)
 
 
 # How far a rank is, on a page of memory that its client polls while it waits.
@@ -302,7 +312,7 @@ class ProgressPage:
         self._counters = memoryview(self._memory).cast("Q")
 
     @classmethod
-    def make(cls) -> tuple[Self, int] | None:
+    def make(cls) -> tuple[Self, Descriptor] | None:
         """Makes a page and the descriptor that the other process maps; None if that is impossible.
 
         The caller closes the descriptor.
@@ -314,9 +324,9 @@ class ProgressPage:
         except OSError:
             return None
         try:
-            return cls(fd), fd
+            return cls(fd.fileno()), fd
         except OSError:
-            os.close(fd)
+            fd.close()
             return None
 
     def write(self, seq: int, frames: int) -> None:

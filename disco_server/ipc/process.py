@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
 
+from disco_client.descriptors import Descriptor
 from disco_client.errors import describe_exit
 from disco_client.reentry import owned
 from disco_client.wire.framing import FrameTooLong
@@ -154,7 +155,7 @@ class RankProcess:
     def send(
         self,
         framed: bytes,
-        fd: int | None = None,
+        fd: Descriptor | None = None,
         without: Callable[[str], bytes] | None = None,
     ) -> None:
         """Sends a frame, after all before it; never blocks.
@@ -172,7 +173,7 @@ class RankProcess:
                 self._unsent.add(framed, fd, without)
                 self._send(inside)
             elif fd is not None:
-                os.close(fd)
+                fd.close()
 
     def _send(self, inside: bool) -> None:
         """Sends what is kept; later, where this thread is in the middle of that."""

@@ -16,6 +16,7 @@ import os
 import sys
 
 from disco_client.arrays.shared_memory import allocate
+from disco_client.descriptors import Descriptor
 
 __all__ = ["MAIN", "publish"]
 
@@ -31,7 +32,7 @@ import_in_child(__name__, {path!r}, {digest!r}, {name!r})
 """
 
 _texts: dict[str, str] = {}
-_archive = -1
+_archive: Descriptor | None = None
 
 
 def publish(module_name: str, path: str, digest: str, name: str) -> None:
@@ -56,15 +57,16 @@ def publish(module_name: str, path: str, digest: str, name: str) -> None:
             archive.writestr(f"{each.replace('.', '/')}.py", text)
     # Another one each time: a process keeps what it has read of one.
     fd = allocate(content.tell(), "disco-sources")
-    os.pwrite(fd, content.getbuffer(), 0)
+    os.pwrite(fd.fileno(), content.getbuffer(), 0)
     former, _archive = _archive, fd
-    sys.path[:] = [each for each in sys.path if each != _entry(former)] + [_entry(fd)]
-    if former >= 0:
-        os.close(former)
+    replaced = "" if former is None else _entry(former)
+    sys.path[:] = [each for each in sys.path if each != replaced] + [_entry(fd)]
+    if former is not None:
+        former.close()
 
 
-def _entry(fd: int) -> str:
-    return f"/proc/{os.getpid()}/fd/{fd}"
+def _entry(fd: Descriptor) -> str:
+    return f"/proc/{os.getpid()}/fd/{fd.fileno()}"
 
 
 if __name__ == "__mp_main__":

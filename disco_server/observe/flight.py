@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from disco_client.arrays.shared_memory import allocate
 from disco_client.clock import monotonic_ns
+from disco_client.descriptors import Descriptor
 from disco_client.tracing import ring as layout
 from disco_client.tracing.ring import Flag, Header, what_of
 
@@ -42,7 +43,7 @@ _MOST_BYTES = (1 << 64) - 1
 _ENTERED, _BYTES = int(Header.COLLECTIVES), int(Header.BYTES)
 
 
-def make_memory() -> int:
+def make_memory() -> Descriptor:
     """Makes memory for one rank that its starter shares with it; returns the descriptor.
 
     Raises:

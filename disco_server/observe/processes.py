@@ -157,7 +157,8 @@ class RankMemory:
     """
 
     def __init__(self) -> None:
-        self.fd = make_memory()
+        self._memory = make_memory()
+        self.fd = self._memory.fileno()
         self._kept = b"", 0
 
     def read(self) -> tuple[bytes, int]:
@@ -230,8 +231,8 @@ class RankMemory:
         if self.fd >= 0:
             if keep:
                 self._kept = self.read()
-            fd, self.fd = self.fd, -1
-            os.close(fd)
+            self.fd = -1
+            self._memory.close()
 
 
 STACK_S = 1.0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from disco_client.arrays.shared_memory import MappedMemory, SharedPool
+from disco_client.descriptors import Descriptor
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
@@ -53,7 +54,7 @@ class _Offer:
     """An array for the client, and how much of it is in its memory."""
 
     ticket: int
-    fd: int
+    fd: Descriptor
     nbytes: int
     pieces: Iterator[memoryview]
     mapped: MappedMemory
@@ -69,7 +70,7 @@ class _Offer:
         """Copies what is left, and yields after each piece, or when it fails."""
         try:
             for piece in self.pieces:
-                self.mapped.write(self.fd, piece, self.there)
+                self.mapped.write(self.fd.fileno(), piece, self.there)
                 self.there += len(piece)
                 yield
         except Exception as error:  # noqa: BLE001  (whatever a device raises)
@@ -271,7 +272,9 @@ class RankPort(ArrayPorter):
                 raise ConnectionError(self._key.error)
             return self._key.value
 
-    def _send_with(self, fd: int, kind: EnvelopeKind, told: controller_pb2.Transfer) -> None:
+    def _send_with(
+        self, fd: Descriptor | None, kind: EnvelopeKind, told: controller_pb2.Transfer
+    ) -> None:
         """Sends the message about an array with its memory; without memory it has an error."""
 
         def framed(error: str) -> bytes:
@@ -281,7 +284,7 @@ class RankPort(ArrayPorter):
 
         with self.guard:
             self._sent += 1
-            if told.error:
+            if told.error or fd is None:
                 send_all(self._sock, framed(""))
             else:
                 send_with_fd(self._sock, framed(""), fd, framed)
@@ -313,7 +316,7 @@ class RankPort(ArrayPorter):
             if offer.large and not offer.error:
                 for _ in offer.fill():
                     self.send(EnvelopeKind.ARRAY_MORE, self._tell(offer).SerializeToString())
-            os.close(offer.fd)
+            offer.fd.close()
 
     # Arrays -------------------------------------------------------------------------
 
@@ -417,7 +420,7 @@ class RankPort(ArrayPorter):
             nonlocal at
             while not array.reaches(at + len(into)):
                 self._read()
-            self._mapped.read(array.fd, into, at)
+            self._mapped.read(array.fileno(), into, at)
             at += len(into)
 
         try:
@@ -447,5 +450,5 @@ class RankPort(ArrayPorter):
             # An upload that was broken off may still have a writer to its memory.
             told = controller_pb2.Transfer(ticket=ticket, worker=self._worker, error=array.error)
             self._send_with(array.fd, EnvelopeKind.ARRAY_BACK, told)
-            if array.fd >= 0:
-                os.close(array.fd)
+            if array.fd is not None:
+                array.fd.close()

@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from disco_client.arrays.shared_memory import MEMORY_SCHEME, READ_BYTES, pack, unpack
+from disco_client.descriptors import Descriptor
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, memory_pb2
@@ -342,10 +343,10 @@ def _open_reserve() -> int | None:
         return None
 
 
-def _send(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: int | None = None) -> None:
+def _send(sock: socket.socket, reply: memory_pb2.MemoryReply, fd: Descriptor | None = None) -> None:
     """Sends an answer, which a socket takes at once: it is small, and all that is sent."""
     data = pack(reply)
-    sent = socket.send_fds(sock, [data], [] if fd is None else [fd])
+    sent = socket.send_fds(sock, [data], [] if fd is None else [fd.fileno()])
     if sent < len(data):
         msg = f"expected the socket to take {len(data)} bytes, it took {sent}"
         raise OSError(msg)

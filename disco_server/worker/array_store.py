@@ -106,6 +106,6 @@ class ArrayStore:
             why = str(failed) or type(failed).__name__
             if isinstance(failed, KeyError):
                 why = "the worker offers no such array"
-            nothing = IncomingArray(-1, 1, error=why)
+            nothing = IncomingArray(None, 1, error=why)
             with contextlib.suppress(grpc.RpcError, ConnectionError):
                 await self._carrier.push(transfer, send_array(nothing))

@@ -57,7 +57,7 @@ async def receive_array(chunks: AsyncIterable[bytes], array: OutgoingArray) -> N
         if at + len(data) > nbytes:
             msg = f"expected an array of {nbytes} bytes, got {at + len(data)} or more"
             raise OSError(msg)
-        write_shared(array.fd, data, at)
+        write_shared(array.fd.fileno(), data, at)
         at += len(data)
         if at < nbytes:
             array.grow(at)
@@ -81,7 +81,7 @@ async def send_array(array: IncomingArray) -> AsyncIterator[bytes]:
         for start in range(0, nbytes, CHUNK_BYTES):
             part = piece[: nbytes - start]
             await wait_for(array, start + len(part))
-            read_shared(array.fd, part, start)
+            read_shared(array.fileno(), part, start)
             yield encode_chunk(part)
     except (OSError, MemoryError) as error:
         yield encode_end(str(error) or "no memory")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from disco_client.clock import monotonic
+from disco_client.descriptors import Descriptor
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -289,7 +289,7 @@ class NodeSession:
         return handle.current_seq() if handle is not None else None
 
     def _send_array(
-        self, kind: EnvelopeKind, told: controller_pb2.Transfer, fd: int | None
+        self, kind: EnvelopeKind, told: controller_pb2.Transfer, fd: Descriptor | None
     ) -> None:
         def framed(error: str) -> bytes:
             told.error = told.error or error
@@ -299,4 +299,4 @@ class NodeSession:
         if handle is not None:
             handle.send(framed(""), fd, framed)
         elif fd is not None:
-            os.close(fd)
+            fd.close()

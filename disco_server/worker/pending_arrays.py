@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import grpc
 
 from disco_client.arrays.shared_memory import SharedPool
+from disco_client.descriptors import Descriptor
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
 from disco_server.ipc.arrays import IncomingArray, Offers, OutgoingArray
@@ -46,7 +46,7 @@ _Array = TypeVar("_Array", IncomingArray, OutgoingArray)
 _Key: TypeAlias = tuple[int, int]
 """Worker and ticket."""
 
-SendArray: TypeAlias = Callable[[EnvelopeKind, controller_pb2.Transfer, "int | None"], None]
+SendArray: TypeAlias = Callable[[EnvelopeKind, controller_pb2.Transfer, Descriptor | None], None]
 """Tells the worker of a transfer about an array; a descriptor is closed once it is sent."""
 
 
@@ -215,13 +215,13 @@ class PendingArrays:
         upload = self._uploads.pop(key, None)
         if upload is not None:
             upload.stop_timer()
-            os.close(upload.array.fd)
+            upload.array.fd.close()
 
     def _tell(
         self,
         transfer: controller_pb2.Transfer,
         there: int = 0,
-        fd: int | None = None,
+        fd: Descriptor | None = None,
         *,
         error: str = "",
     ) -> None:
@@ -284,7 +284,7 @@ class PendingArrays:
                 array = self._offers.take(*key)
             except KeyError:
                 return
-        if array.fd >= 0:
+        if array.fd is not None:
             self._send(EnvelopeKind.ARRAY_BACK, controller_pb2.Transfer(worker=key[0]), array.fd)
 
     # Abandoned arrays, and the end ------------------------------------------------------

@@ -8,9 +8,13 @@ executed, and what they wait for comes, or is refused with a typed error where n
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import threading
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,6 +88,30 @@ def test_what_a_handler_raises_at_each_kind_of_step_leaves_the_session_whole(ses
         while raising.caught < SOME:
             raising.during(lambda: program.step(names))
     afterwards(program)
+
+
+def shared_memory():
+    """The memory of arrays of which this process has descriptors, and how many of each."""
+    found = Counter()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was open to list the others
+            found[str(entry.readlink())] += 1
+    return Counter({name: count for name, count in found.items() if "disco-array" in name})
+
+
+@watched()
+def test_transfers_that_a_handler_interrupts_leave_no_descriptor(open_session):
+    """Of what they had of shared memory nothing is open when the session is over."""
+    before = shared_memory()
+    session = open_session()
+    program = Program(session)
+    with Raising("timer", kind=OutOfTime) as raising:
+        while raising.caught < 2 * MANY:
+            raising.during(lambda: program.step(("large", "copy")))
+    afterwards(program)
+    session.shutdown()
+    gc.collect()
+    assert not shared_memory() - before
 
 
 @watched()

@@ -62,13 +62,13 @@ class Daemon:
 
     def grant(self, sock, nbytes=10, *, with_memory=True):
         reply = pack(memory_pb2.MemoryReply(granted=nbytes))
-        socket.send_fds(sock, [reply], [self.memory] if with_memory else [])
+        socket.send_fds(sock, [reply], [self.memory.fileno()] if with_memory else [])
 
     def close(self):
         self._thread.join(10)
         assert not self._thread.is_alive()
         self._listener.close()
-        os.close(self.memory)
+        self.memory.close()
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_an_upload_is_written_where_the_daemon_says(daemon, endpoint):
         memory_pb2.MemoryRequest(done=True),
     ]
     into = bytearray(len(DATA))
-    read_shared(peer.memory, memoryview(into))
+    read_shared(peer.memory.fileno(), memoryview(into))
     assert into == DATA
 
 
@@ -124,7 +124,7 @@ def test_a_download_is_read_where_it_fits(daemon, endpoint, size):
     """Into a buffer of its size; another one stays as it is, and the size is told."""
 
     def script(self, sock):
-        write_shared(self.memory, memoryview(DATA))
+        write_shared(self.memory.fileno(), memoryview(DATA))
         self.hear(sock)
         self.grant(sock)
         assert sock.recv(1) == b""  # closing is how a client says that it is done

@@ -50,9 +50,9 @@ def test_another_process_reads_and_writes_the_same_memory(memory):
 def test_a_mapping_outlives_its_descriptor():
     """So descriptors need not be kept for as long as arrays live."""
     fd = allocate(8)
-    write_shared(fd, memoryview(b"12345678"))
-    shared = map_shared(fd, 8)
-    os.close(fd)
+    write_shared(fd.fileno(), memoryview(b"12345678"))
+    shared = map_shared(fd.fileno(), 8)
+    fd.close()
     assert bytes(shared) == b"12345678"
     shared.close()
 
@@ -107,14 +107,6 @@ def pool():
     made.close()
 
 
-def closed(fd):
-    try:
-        os.fstat(fd)
-    except OSError:
-        return True
-    return False
-
-
 def test_a_pool_hands_out_the_smallest_that_fits_and_each_once(pool):
     """What two arrays need at one time is never the same memory."""
     given = {size: pool.take(size) for size in (20, 50, 10)}
@@ -126,7 +118,7 @@ def test_a_pool_hands_out_the_smallest_that_fits_and_each_once(pool):
     new = pool.take(15)
     assert new not in given.values()
     for fd in (given[20], given[50], new):
-        os.close(fd)
+        fd.close()
 
 
 def test_a_pool_keeps_no_more_than_it_may(pool):
@@ -134,13 +126,11 @@ def test_a_pool_keeps_no_more_than_it_may(pool):
     first, second, small = pool.take(60), pool.take(60), pool.take(30)
     for fd in (first, second, small):
         pool.give(fd)
-    assert closed(second)
-    assert not closed(first)
-    assert not closed(small)
+    assert [fd.closed for fd in (first, second, small)] == [False, True, False]
     pool.close()
     pool.close()
-    assert closed(first)
-    assert closed(small)
+    assert first.closed
+    assert small.closed
 
 
 def test_it_can_be_read_without_a_mapping(memory):

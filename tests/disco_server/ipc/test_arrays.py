@@ -14,7 +14,7 @@ from disco_server.ipc.arrays import IncomingArray, Offers, OutgoingArray
 
 def test_an_array_reaches_what_was_told():
     """It never shrinks, and it is settled when all of it is there."""
-    array = IncomingArray(-1, 10)
+    array = IncomingArray(None, 10)
     assert [array.reaches(end) for end in (0, 1)] == [True, False]
     array.grow(7)
     array.grow(4)
@@ -27,7 +27,7 @@ def test_an_array_reaches_what_was_told():
 
 def test_an_array_that_fails_is_settled_and_says_why():
     """Also for the part that is there: nobody has a use for that."""
-    array = IncomingArray(-1, 10, 4)
+    array = IncomingArray(None, 10, 4)
     array.grow(4, "lost")
     assert array.settled
     with pytest.raises(OSError, match="lost"):
@@ -36,7 +36,7 @@ def test_an_array_that_fails_is_settled_and_says_why():
 
 def test_who_waits_is_told_once():
     """Of the next thing that happens, whichever; then it has to ask again."""
-    array, told = IncomingArray(-1, 10), []
+    array, told = IncomingArray(None, 10), []
     array.grow(1)
     array.on_change = lambda: told.append(array.there)
     for there in (2, 3):
@@ -65,10 +65,10 @@ def test_the_reader_hears_of_whole_pieces_and_the_end(steps, expected):
         array.grow(there)
     assert [there for there, _ in told] == expected
     (_, given), *others = told
-    assert os.path.sameopenfile(fd, given)
+    assert os.path.sameopenfile(fd.fileno(), given.fileno())
     assert all(none is None for _, none in others)
-    os.close(fd)
-    os.close(given)
+    fd.close()
+    given.close()
 
 
 def offer(offers, worker, ticket, nbytes=4, there=4):
@@ -87,7 +87,7 @@ def test_an_offer_is_taken_once():
     assert offers.take(1, 7) is array
     with pytest.raises(KeyError):
         offers.take(1, 7)
-    os.close(array.fd)
+    array.fd.close()
 
 
 def test_an_offer_grows_also_when_it_was_taken():
@@ -101,7 +101,7 @@ def test_an_offer_grows_also_when_it_was_taken():
     offers.grow(1, 7, 10, "")
     offers.grow(1, 7, 10, "too late")
     assert (array.there, array.error) == (10, "")
-    os.close(array.fd)
+    array.fd.close()
 
 
 def test_a_rank_that_ends_breaks_its_arrays_off():

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disco_client.descriptors import Descriptor
 from disco_client.wire.framing import MAX_FRAME_BYTES, frame
 from disco_server.ipc.framing import (
     HOW_FAR,
@@ -38,22 +39,12 @@ def holding(text):
     fd, write = os.pipe()
     os.write(write, text)
     os.close(write)
-    return fd
+    return Descriptor(fd)
 
 
 def contents(fd):
-    try:
-        return os.read(fd, 100)
-    finally:
-        os.close(fd)
-
-
-def is_open(fd):
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+    with fd:
+        return fd.read(100)
 
 
 @settings(deadline=None)
@@ -98,7 +89,7 @@ def test_descriptors_stay_in_order_with_the_frames_that_carry_them(ends):
             if has_fd:
                 fd = holding(b"for %d" % number)
                 send_with_fd(theirs, frame(raw), fd, str.encode)
-                os.close(fd)
+                fd.close()
             else:
                 theirs.sendall(frame(raw))
         theirs.shutdown(socket.SHUT_WR)
@@ -123,7 +114,7 @@ def test_a_descriptor_s_content_can_still_change_hands_after_the_sender_closed_i
     mine, theirs = ends
     fd = holding(b"kept")
     send_with_fd(theirs, frame(b"raw"), fd, str.encode)
-    os.close(fd)
+    fd.close()
     theirs.close()
     reader = FrameReader()
     assert receive(mine, reader) == [b"raw"]
@@ -136,10 +127,10 @@ def test_received_descriptors_are_not_for_children(ends):
     mine, theirs = ends
     fd = holding(b"")
     send_with_fd(theirs, frame(b"raw"), fd, str.encode)
-    os.close(fd)
+    fd.close()
     reader = FrameReader()
     receive(mine, reader)
-    assert not os.get_inheritable(reader.fds[0])
+    assert not os.get_inheritable(reader.fds[0].fileno())
     reader.close()
 
 
@@ -149,17 +140,17 @@ def test_descriptors_that_nobody_took_are_closed_with_the_reader(ends):
     for text in (b"one", b"two"):
         fd = holding(text)
         send_with_fd(theirs, frame(text), fd, str.encode)
-        os.close(fd)
+        fd.close()
     reader = FrameReader()
     came = []
     while len(came) < 2:
         came += receive(mine, reader)
     taken = list(reader.fds)
     assert len(taken) == 2
-    assert all(map(is_open, taken))
+    assert not any(fd.closed for fd in taken)
     reader.close()
     reader.close()
-    assert not any(map(is_open, taken))
+    assert all(fd.closed for fd in taken)
 
 
 def test_the_end_is_none_however_the_peer_went(ends):
@@ -209,7 +200,7 @@ def test_a_descriptor_that_cannot_be_passed_is_not_missed(ends):
         unsent.add(frame(raw), fd, lambda why: frame(f"without: {why}".encode()))
     assert unsent.flush()
     assert failed
-    assert not any(map(is_open, fds))
+    assert all(fd.closed for fd in fds)
     reader, came = FrameReader(), []
     while len(came) < 3:
         came += receive(mine, reader)
@@ -224,7 +215,7 @@ def test_a_descriptor_for_which_there_is_no_room_leaves_its_place(ends):
     for text in (b"one", b"two"):
         fd = holding(text)
         send_with_fd(theirs, frame(text), fd, str.encode)
-        os.close(fd)
+        fd.close()
     reader = FrameReader()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(theirs.fileno())
@@ -237,5 +228,5 @@ def test_a_descriptor_for_which_there_is_no_room_leaves_its_place(ends):
     assert came == [b"one"]
     assert receive(mine, reader) == [b"two"]
     lost, kept = reader.fds
-    assert lost == -1
+    assert lost is None
     assert contents(kept) == b"two"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -25,9 +24,9 @@ def page():
     if made is None:
         pytest.skip("this processor does not keep the order of stores")
     page, fd = made
-    yield page, fd
+    yield page, fd.fileno()
     page.close()
-    os.close(fd)
+    fd.close()
 
 
 def test_what_another_process_writes_is_seen(page):

@@ -146,15 +146,15 @@ def test_the_records_outlive_a_killed_writer():
     program = f"""
 import os, signal
 from disco_server.observe.flight import FlightRecorder, SLOT_MASK
-recorder = FlightRecorder({fd})
+recorder = FlightRecorder({fd.fileno()})
 recorder.begin(1)
 recorder.kinds[1] = recorder.label_of(3, "first")
 recorder.stamp(1)
 recorder.kinds[2] = recorder.label_of(3, "second")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", program], pass_fds=(fd,), check=False)
+    done = subprocess.run([sys.executable, "-c", program], pass_fds=(fd.fileno(),), check=False)
     assert done.returncode == -signal.SIGKILL
-    record = read_flight(os.pread(fd, RING_BYTES, 0))
-    os.close(fd)
+    record = read_flight(os.pread(fd.fileno(), RING_BYTES, 0))
+    fd.close()
     assert (record.finished.name, record.current.name) == ("first", "second")

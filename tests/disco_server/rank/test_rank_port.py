@@ -33,13 +33,13 @@ class Daemon:
         if error:
             self.send_more(ticket, error=error)
             return
-        os.close(self.send_beginning(ticket, data, len(data)))
+        self.send_beginning(ticket, data, len(data)).close()
 
     def send_beginning(self, ticket, data, there):
         """Hands an array in of which so much is there; returns the memory."""
         told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), there=there)
         fd = allocate(len(data))
-        write_shared(fd, memoryview(data)[:there])
+        write_shared(fd.fileno(), memoryview(data)[:there])
         framed = frame(envelope(EnvelopeKind.ARRAY_IN, told.SerializeToString()))
         send_with_fd(self.sock, framed, fd, str.encode)
         return fd
@@ -187,9 +187,9 @@ def test_an_offer_reaches_the_daemon_with_its_memory(pair):
         (77, 2, tickets[1], 0),
     ]
     fd = daemon.reader.fds.popleft()
-    with map_shared(fd, 8000) as found:
+    with map_shared(fd.fileno(), 8000) as found:
         assert found[:] == array.tobytes()
-    os.close(fd)
+    fd.close()
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_a_large_array_is_announced_and_filled_after_the_reply(descriptors, pair
     expected += ((EnvelopeKind.ARRAY_MORE, end, "") for end in ends)
     assert daemon.hear(len(expected)) == expected
     found = np.empty_like(array)
-    read_shared(daemon.reader.fds[0], memoryview(found))
+    read_shared(daemon.reader.fds[0].fileno(), memoryview(found))
     np.testing.assert_array_equal(found, array)
 
 
@@ -278,21 +278,21 @@ def test_an_upload_is_copied_as_it_comes(descriptors, pair, eventually, collect)
     beginning = slice(PIECE_BYTES)
     eventually(lambda: np.array_equal(out[beginning], array[beginning]), what="the beginning")
     assert not out[PIECE_BYTES:].any()
-    write_shared(fd, array.data[PIECE_BYTES:], PIECE_BYTES)
-    os.close(fd)
+    write_shared(fd.fileno(), array.data[PIECE_BYTES:], PIECE_BYTES)
+    fd.close()
     daemon.send_more(1, 2 * PIECE_BYTES)
     daemon.send_more(1, array.nbytes)
     copying.join(20)
     np.testing.assert_array_equal(out, array)
     assert daemon.hear(1) == [(EnvelopeKind.ARRAY_BACK, 0, "")]
-    assert os.fstat(daemon.reader.fds[0]).st_size == array.nbytes
+    assert os.fstat(daemon.reader.fds[0].fileno()).st_size == array.nbytes
 
 
 def test_an_upload_that_is_broken_off_half_way_is_an_error(descriptors, pair):
     """A rank that has copied a part hears why; the memory, which somebody has still, is let go."""
     port, daemon = pair
     array = bytes_of(2 * PIECE_BYTES)
-    os.close(daemon.send_beginning(1, array.data, PIECE_BYTES))
+    daemon.send_beginning(1, array.data, PIECE_BYTES).close()
     daemon.send_more(1, error="the upload was broken off")
     daemon.send_array(2, b"12345678")
     out = np.zeros_like(array)
@@ -322,7 +322,7 @@ def test_an_array_whose_descriptor_was_lost_is_an_error(descriptors, pair):
     """The next array has its own memory, and what more is told of this one changes nothing."""
     port, daemon = pair
     told = controller_pb2.Transfer(ticket=1, nbytes=8)
-    port._reader.fds.append(-1)  # as `receive` says it
+    port._reader.fds.append(None)  # as `receive` says it
     daemon.send(EnvelopeKind.ARRAY_IN, told.SerializeToString())
     daemon.send_more(1, 8)
     daemon.send_array(2, b"12345678")
@@ -336,7 +336,7 @@ def test_memory_is_not_given_back_while_somebody_writes_there(descriptors, pair)
     """A command that has no use for an array waits for its end before it fails."""
     port, daemon = pair
     array = bytes_of(2 * PIECE_BYTES)
-    os.close(daemon.send_beginning(1, array.data, PIECE_BYTES))
+    daemon.send_beginning(1, array.data, PIECE_BYTES).close()
     later = threading.Timer(0.1, daemon.send_more, (1, array.nbytes))
     later.start()
     with pytest.raises(ValueError, match="expected 8 bytes"):
@@ -353,7 +353,7 @@ def test_an_upload_that_nobody_will_collect_is_given_back(descriptors, pair, whe
     if when == "before":
         port.discard(1)
     fd = daemon.send_beginning(1, array.data, PIECE_BYTES)
-    os.close(fd)
+    fd.close()
     if when == "half":
         daemon.send(EnvelopeKind.BATCH, b"looked at")
         port.next()

@@ -23,7 +23,7 @@ async def stream(*pieces):
 
 def shared(data):
     fd = allocate(len(data))
-    write_shared(fd, memoryview(data))
+    write_shared(fd.fileno(), memoryview(data))
     return fd
 
 
@@ -39,7 +39,7 @@ def received(chunks, nbytes):
         into = SimpleNamespace(fd=fd, nbytes=nbytes, grow=told.append)
         asyncio.run(receive_array(chunks, into))
     except BaseException:
-        os.close(fd)
+        fd.close()
         raise
     return fd, told
 
@@ -50,9 +50,9 @@ def test_what_comes_in_chunks_lies_whole_in_shared_memory(sizes):
     pieces = [os.urandom(size) for size in sizes]
     fd, told = received(stream(*pieces), sum(sizes))
     assert told == [sum(sizes[: end + 1]) for end in range(len(sizes))]
-    with map_shared(fd, sum(sizes)) as found:
+    with map_shared(fd.fileno(), sum(sizes)) as found:
         assert found[:] == b"".join(pieces)
-    os.close(fd)
+    fd.close()
 
 
 @pytest.mark.parametrize("sizes", [[4], [4, 4, 4], []], ids=["short", "long", "nothing"])
@@ -83,7 +83,7 @@ def test_it_is_all_there_only_when_the_stream_ends_there():
     """Who reads it meanwhile is not told of an end behind which more comes."""
     told = []
     with tempfile.TemporaryFile() as memory:
-        into = SimpleNamespace(fd=memory.fileno(), nbytes=8, grow=told.append)
+        into = SimpleNamespace(fd=memory, nbytes=8, grow=told.append)
         receiving = receive_array(stream(b"12", b"345678", b"9"), into)
         with pytest.raises(OSError, match="got 9 or more"):
             asyncio.run(receiving)
@@ -98,7 +98,7 @@ def test_an_array_leaves_in_chunks_of_one_size(nbytes):
     chunks = asyncio.run(collect(IncomingArray(fd, nbytes, nbytes)))
     assert b"".join(chunks) == data
     assert all(len(chunk) == CHUNK_BYTES for chunk in chunks[:-1])
-    os.close(fd)
+    fd.close()
 
 
 def test_an_array_leaves_as_it_grows():
@@ -114,13 +114,13 @@ def test_an_array_leaves_as_it_grows():
             for there in (end - 1, end):
                 await asyncio.sleep(0.01)
                 assert not coming.done()
-                write_shared(fd, memoryview(data)[:there])
+                write_shared(fd.fileno(), memoryview(data)[:there])
                 array.grow(there)
             assert chunk_data(await coming) == data[end - CHUNK_BYTES : end]
         assert await anext(chunks, None) is None
 
     asyncio.run(run())
-    os.close(fd)
+    fd.close()
 
 
 def test_a_stream_that_breaks_off_says_why():
@@ -137,7 +137,7 @@ def test_a_stream_that_breaks_off_says_why():
 
     with pytest.raises(OSError, match="the GPU is lost"):
         asyncio.run(fail())
-    os.close(fd)
+    fd.close()
 
 
 def test_an_empty_array_is_a_stream_of_nothing():
@@ -145,5 +145,5 @@ def test_an_empty_array_is_a_stream_of_nothing():
     fd, told = received(stream(), 0)
     assert told == [0]
     assert asyncio.run(collect(IncomingArray(fd, 0))) == []
-    assert os.fstat(fd).st_size == 0
-    os.close(fd)
+    assert os.fstat(fd.fileno()).st_size == 0
+    fd.close()

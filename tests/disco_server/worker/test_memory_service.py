@@ -80,14 +80,14 @@ class Store:
             self.given_back.append(fd)
         else:
             into = bytearray(told.nbytes)
-            read_shared(fd, memoryview(into))
+            read_shared(fd.fileno(), memoryview(into))
             self.handed_in[told.ticket] = bytes(into)
         if fd is not None:
-            os.close(fd)
+            fd.close()
 
     def offer(self, ticket, data):
         fd = allocate(len(data))
-        write_shared(fd, memoryview(data))
+        write_shared(fd.fileno(), memoryview(data))
         reader = FrameReader()
         reader.fds.append(fd)
         told = controller_pb2.Transfer(ticket=ticket, nbytes=len(data), there=len(data))

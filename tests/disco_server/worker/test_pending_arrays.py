@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 
 import pytest
 
@@ -29,7 +28,7 @@ class Rank:
 
     def send(self, kind, told, fd):
         if fd is not None:
-            os.close(fd)
+            fd.close()
         if kind == EnvelopeKind.ARRAY_BACK:
             self.got_back += 1
         else:

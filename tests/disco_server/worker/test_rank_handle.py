@@ -10,6 +10,7 @@ import signal
 import psutil
 import pytest
 
+from disco_client.descriptors import opened
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import (
     Action,
@@ -238,7 +239,7 @@ def test_no_descriptor_outlives_a_rank():
             before = psutil.Process().num_fds()
             for fresh in (False, True):
                 handle = await kept.start_rank(fresh=fresh)
-                handle.send(assign(), os.dup(0))
+                handle.send(assign(), opened(os.dup, 0))
                 await handle.end(b"", 0)
                 handle.memory.close()  # what it has written down is left to whoever wants it
             await asyncio.sleep(0)
