@@ -178,7 +178,7 @@ KEPT = {
 """Copying, and mapping what comes again."""
 
 MADE = {
-    "disco_client/arrays/shared_memory.py allocate: os.memfd_create",
+    "disco_client/descriptors.py opened: os.memfd_create",
     "disco_client/arrays/shared_memory.py allocate: os.ftruncate",
     "disco_client/arrays/shared_memory.py _seal: fcntl.fcntl",
     "disco_client/arrays/shared_memory.py give: os.fstat",
@@ -207,7 +207,7 @@ write the log, and look for what ranks have left; and what wakes an event loop, 
 anywhere."""
 
 HANDED_OUT = {
-    "disco_server/ipc/arrays.py grow: os.dup",
+    "disco_client/descriptors.py opened: os.dup",
     "disco_server/ipc/framing.py flush: socket.send",
     "disco_server/ipc/framing.py flush: socket.sendmsg",
 }
@@ -245,8 +245,8 @@ SITES: dict[str, dict[str, set[str]]] = {
             "disco_client/arrays/shared_memory.py _connection: socket.__init__",
             "disco_client/arrays/shared_memory.py _connect: socket.connect",
             "disco_client/arrays/shared_memory.py _send: socket.sendall",
-            "disco_client/arrays/shared_memory.py _receive_bytes: socket.recvmsg",
-            f"disco_client/arrays/shared_memory.py _receive_bytes: socket.recvmsg{LOST}",
+            "disco_client/descriptors.py receive_with_descriptors: socket.recvmsg",
+            f"disco_client/descriptors.py receive_with_descriptors: socket.recvmsg{LOST}",
         },
         "daemon": {
             *MADE,
