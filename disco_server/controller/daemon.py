@@ -35,7 +35,7 @@ from disco_server.ipc.grpc_server import (
 )
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
-from disco_server.observe.open_files import Need
+from disco_server.observe.open_files import Need, most_by_grpc
 from disco_server.security import Guard
 from disco_server.settings import OFF
 
@@ -162,7 +162,7 @@ class ControllerListener:
         frames_port: int | None = 0,
     ) -> None:
         self._services = services
-        options = [*SERVER_OPTIONS, connection_limit(max_connections)]
+        options = [*SERVER_OPTIONS, connection_limit(most_by_grpc(max_connections))]
         self.interceptor = AuthInterceptor(guard)
         self._server = server = grpc.aio.server(interceptors=(self.interceptor,), options=options)
         self._checks = cast("Any", health).aio.HealthServicer()
@@ -178,7 +178,7 @@ class ControllerListener:
     async def open(self) -> None:
         """Begins to take calls; connections made since the address was bound have waited."""
         if self._frames is not None:
-            await self._frames.open()
+            self._frames.open()
             _logger.info("frames are taken at port %d", self._frames.port)
         await self._server.start()
         for name in ("", *self._services):

@@ -39,6 +39,7 @@ from disco_server.core.access import METHODS, Identity, Role
 from disco_server.core.load import KEPT_S
 from disco_server.core.session_state import SessionState, SessionTable
 from disco_server.observe import logs
+from disco_server.observe.http import identified
 from disco_server.observe.logs import refusals
 
 if TYPE_CHECKING:
@@ -518,6 +519,7 @@ class Page:
             problem = f"{found} may not look at the cluster"
             self._note(request, str(found), problem)
             raise web.HTTPForbidden(text=problem)
+        identified(request)
         return found
 
     def _note(self, request: web.Request, who: str, problem: str, event: str = "refused") -> None:

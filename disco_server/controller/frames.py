@@ -8,12 +8,9 @@ what it may do was decided when it was authenticated, and no secret is good for 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import secrets
-import socket
-import stat
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,15 +21,16 @@ import grpc
 
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
-from disco_client.transport.carriers import ANSWER_S
 from disco_server.controller.auth import as_caller, peer_of
 from disco_server.controller.edge import first_message
 from disco_server.ipc.carriers import FramedCarrier, scratch
 from disco_server.ipc.grpc_server import CannotListen, listener_secrets
 from disco_server.observe import logs
+from disco_server.observe.acceptor import Acceptor, listening_sockets
 from disco_server.settings import Address
 
 if TYPE_CHECKING:
+    import socket
     import ssl
 
     from disco_server.core.access import Identity
@@ -49,10 +47,6 @@ _MAX_PERMITS = 4096
 _PERMIT_S = 10.0
 """For how long a permit is good: for TCP and TLS over any link."""
 
-_MAX_STRANGERS = 256
-"""How many connections may wait to be admitted."""
-
-_BACKLOG = 1024
 _TRIES = 20
 
 Handler = Callable[[FramedCarrier], Awaitable[Any]]
@@ -141,25 +135,18 @@ class FrameListener:
         self._permits = Permits(asyncio.get_running_loop().time)
         self._most = max_connections
         self._scratch = scratch()
-        self._strangers = 0
         self._serving: dict[FramedCarrier, asyncio.Task[None]] = {}
-        self._servers: list[asyncio.Server] = []
-        self._sockets, self.port = _bind(listen, port)
+        sockets, self.port = _bind(listen, port)
+        self._acceptor = Acceptor("frames", sockets, self._carrier, self._introduce)
         self._path = Path(f"{listen.path}.frames") if listen.path else None
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Begins to take connections."""
-        loop = asyncio.get_running_loop()
-        make = loop.create_unix_server if self._path else loop.create_server
-        for sock in self._sockets:
-            self._servers.append(await make(self._carrier, sock=sock, backlog=_BACKLOG))
+        self._acceptor.open()
 
     async def close(self, grace: float | None) -> None:
         """Ends the connections after some seconds, with None at once."""
-        for server in self._servers:
-            server.close()
-        for sock in self._sockets:
-            sock.close()
+        self._acceptor.close()
         tasks = list(self._serving.values())
         if tasks and grace:
             await asyncio.wait(tasks, timeout=grace)
@@ -192,24 +179,19 @@ class FrameListener:
 
     def _carrier(self) -> FramedCarrier:
         longest = _NUMBER_BYTES + _SECRET_BYTES
-        return FramedCarrier(self._scratch, self._begin, limit=longest)
+        return FramedCarrier(self._scratch, FramedCarrier.pause, limit=longest)
 
-    def _begin(self, carrier: FramedCarrier) -> None:
-        if self._strangers >= _MAX_STRANGERS or len(self._serving) >= self._most:
+    async def _introduce(self, carrier: FramedCarrier) -> None:
+        """Finds out what a connection is admitted for, and begins to serve it."""
+        permit = await self._admit(carrier)
+        if permit is None or len(self._serving) >= self._most:
             carrier.drop()
-            return
-        carrier.pause()
-        self._strangers += 1
-        self._serving[carrier] = asyncio.ensure_future(self._serve(carrier))
+        else:
+            self._serving[carrier] = asyncio.ensure_future(self._serve(carrier, permit))
 
-    async def _serve(self, carrier: FramedCarrier) -> None:
+    async def _serve(self, carrier: FramedCarrier, permit: _Permit) -> None:
         try:
-            try:
-                permit = await self._admit(carrier)
-            finally:
-                self._strangers -= 1
-            if permit is not None:
-                await self._talk(carrier, permit)
+            await self._talk(carrier, permit)
         except (OSError, grpc.aio.AbortError) as error:
             _logger.debug("a connection of frames from %s ended: %s", carrier.peer(), error)
         finally:
@@ -219,13 +201,10 @@ class FrameListener:
     async def _admit(self, carrier: FramedCarrier) -> _Permit | None:
         """Finds out what a connection is admitted for; None for nothing."""
         given, why = b"", "no secret came"
+        if self._context is not None:
+            await carrier.secure(self._context)
         try:
-            async with asyncio.timeout(2 * ANSWER_S):
-                if self._context is not None:
-                    await carrier.secure(self._context)
-                given = await carrier.receive(bytes) or b""
-        except TimeoutError:
-            pass
+            given = await carrier.receive(bytes) or b""
         except ConnectionError as error:
             why = str(error)
         permit = self._permits.take(given)
@@ -260,43 +239,18 @@ def _bind(listen: Address, port: int) -> tuple[list[socket.socket], int]:
     Raises:
         CannotListen: The port is in use, or cannot be had.
     """
-    if listen.path:
-        return [_bind_path(Path(f"{listen.path}.frames"))], 0
-    for tries_left in reversed(range(1 if port else _TRIES)):
-        opened: list[socket.socket] = []
+    where = Address(path=f"{listen.path}.frames") if listen.path else Address(listen.host, port)
+    for tries_left in reversed(range(1 if where.port or where.path else _TRIES)):
         try:
-            chosen = port
-            for family, _, _, _, where in socket.getaddrinfo(
-                listen.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            ):
-                everywhere = family == socket.AF_INET6 and where[0] == "::"
-                sock = socket.create_server(
-                    (str(where[0]), chosen),
-                    family=family,
-                    dualstack_ipv6=everywhere and socket.has_dualstack_ipv6(),
-                )
-                opened.append(sock)
-                chosen = int(sock.getsockname()[1])
+            opened = listening_sockets(where)
         except OSError as error:
-            for sock in opened:
-                sock.close()
             if not tries_left:
+                at = where if where.path else f"port {port} of {listen.host}"
                 msg = (
-                    f"cannot listen for frames on port {port} of {listen.host}: {error.strerror};"
+                    f"cannot listen for frames on {at}: {error.strerror};"
                     " choose another with --frames-port (0 picks a free one), or --frames off"
                 )
                 raise CannotListen(msg) from None
         else:
-            return opened, chosen
+            return opened, 0 if where.path else int(opened[0].getsockname()[1])
     raise AssertionError  # the last attempt returns or raises
-
-
-def _bind_path(path: Path) -> socket.socket:
-    try:
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(path.stat().st_mode):  # of a controller that was killed
-                path.unlink()
-        return socket.create_server(str(path), family=socket.AF_UNIX)
-    except OSError as error:
-        msg = f"cannot listen for frames on {path}: {error}; --frames off does without"
-        raise CannotListen(msg) from None

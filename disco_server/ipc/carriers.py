@@ -33,6 +33,7 @@ from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.framing import MAX_FRAME_BYTES, FrameCutter, frame
 from disco_server.ipc.event_loop import at_end_of_turn
 from disco_server.ipc.grpc_server import Outbox
+from disco_server.observe.acceptor import peer_text
 
 if TYPE_CHECKING:
     from disco_client.transport.credentials import Credentials
@@ -442,11 +443,7 @@ class FramedCarrier(asyncio.BufferedProtocol):
 
     def peer(self) -> str:
         """As of a carrier."""
-        where: Any = self._transport.get_extra_info("peername")
-        if not where or isinstance(where, str | bytes):
-            return "unix:"
-        host, port = str(where[0]), int(where[1])
-        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        return peer_text(self._transport.get_extra_info("peername"))
 
     def invocation_metadata(self) -> Metadata:
         """As of a carrier."""

@@ -2,14 +2,16 @@
 
 The routes of this module need no authentication: they serve counts, and no names of
 sessions or people. Other routes authenticate the caller. All are served by the daemon's
-own event loop, so an answer also shows that this loop turns.
+own event loop, so an answer also shows that this loop turns. Whoever asks is a stranger until
+such a route has called :func:`identified`: it has one answer on a connection, and ten seconds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
@@ -19,14 +21,16 @@ from prometheus_client.registry import Collector
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
 from disco_client.version import __version__
+from disco_server.observe.acceptor import Acceptor, listening_sockets
 from disco_server.settings import Address
 
 if TYPE_CHECKING:
+    import socket
     import ssl
 
     from aiohttp import web
 
-__all__ = ["DEFAULT_HTTP", "SECONDS", "Buckets", "HttpListener", "exposition"]
+__all__ = ["DEFAULT_HTTP", "SECONDS", "Buckets", "HttpListener", "exposition", "identified"]
 
 
 DEFAULT_HTTP = "127.0.0.1:7601"
@@ -71,6 +75,7 @@ class HttpListener:
         self._metrics = metrics
         self._why_not_ready = why_not_ready
         self._runner: web.AppRunner | None = None
+        self._acceptor: Acceptor[Any] | None = None
 
     async def open(self) -> str:
         """Begins to answer; returns its URL.
@@ -80,6 +85,8 @@ class HttpListener:
         """
         from aiohttp import web  # takes a quarter of a second, which a daemon without it saves
 
+        from disco_server.observe.http_connection import HttpConnection, close_after
+
         app = web.Application()
         app.router.add_get("/metrics", self._answer_metrics)
         app.router.add_get("/healthz", self._answer_health)
@@ -88,40 +95,41 @@ class HttpListener:
             app.router.add_get(path, answer)
         for path, answer in self._actions.items():
             app.router.add_post(path, answer)
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S
-        )
+        app.on_response_prepare.append(close_after)
+        sockets, url = self._bind()
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_CLOSE_S)
         await self._runner.setup()
-        wanted = self._listen or Address.parse(DEFAULT_HTTP)
-        try:
-            url = await self._bind(self._runner, wanted)
-        except OSError as error:
-            if self._listen is not None:
-                await self.close()
-                raise ConfigError(
-                    f"cannot serve HTTP at {wanted}: {error.strerror}; choose another address"
-                    " with --http (port 0 picks a free one), or --http off"
-                ) from None
-            url = await self._bind(self._runner, Address(wanted.host, 0))
+        make = partial(HttpConnection, cast("web.Server", self._runner.server))
+        self._acceptor = Acceptor(
+            "http", sockets, make, lambda made: made.known.wait(), self._secrets
+        )
+        self._acceptor.open()
         page = f"the dashboard at {url}/, " if "/" in self._routes else ""
         _logger.info("%smetrics at %s/metrics", page, url)
         return url
 
-    async def _bind(self, runner: web.AppRunner, where: Address) -> str:
-        from aiohttp import web
-
-        if where.path:
-            await web.UnixSite(runner, where.path, ssl_context=self._secrets).start()
-            return str(where)
-        site = web.TCPSite(runner, where.host, where.port, ssl_context=self._secrets)
-        await site.start()
-        port = runner.addresses[-1][1]
+    def _bind(self) -> tuple[list[socket.socket], str]:
+        wanted = self._listen or Address.parse(DEFAULT_HTTP)
+        try:
+            sockets = listening_sockets(wanted)
+        except OSError as error:
+            if self._listen is not None:
+                raise ConfigError(
+                    f"cannot serve HTTP at {wanted}: {error.strerror}; choose another address"
+                    " with --http (port 0 picks a free one), or --http off"
+                ) from None
+            sockets = listening_sockets(Address(wanted.host, 0))
+        if wanted.path:
+            return sockets, str(wanted)
+        port = int(sockets[0].getsockname()[1])
         scheme = "http" if self._secrets is None else "https"
-        return f"{scheme}://{Address(where.host, port)}"
+        return sockets, f"{scheme}://{Address(wanted.host, port)}"
 
     async def close(self) -> None:
         """Stops; idempotent."""
         runner, self._runner = self._runner, None
+        if self._acceptor is not None:
+            self._acceptor.close()
         if runner is not None:
             await runner.cleanup()
 
@@ -140,6 +148,11 @@ class HttpListener:
 
         why = self._why_not_ready()
         return web.Response(status=503 if why else 200, text=f"{why or 'ready'}\n")
+
+
+def identified(request: web.Request) -> None:
+    """Says that the caller of a request has said who it is, and is no stranger any more."""
+    cast("Any", request.protocol).known.set()
 
 
 # Metrics that all daemons measure in the same way, in Prometheus' format.

@@ -6,7 +6,11 @@ import contextlib
 import logging
 import resource
 
-__all__ = ["Need", "raise_limit"]
+__all__ = ["Need", "most_by_grpc", "raise_limit", "share_of_strangers"]
+
+
+_OTHERS = 64
+"""Ports, pipes, logs and what the libraries open."""
 
 
 class Need:
@@ -19,11 +23,8 @@ class Need:
         option: The option that says how many there are.
     """
 
-    _OTHERS = 64
-    """Ports, pipes, logs and what the libraries open."""
-
     def __init__(self, count: int, each: int, what: str, option: str) -> None:
-        self.files = count * each + self._OTHERS
+        self.files = (count * each + _OTHERS) * 3 // 2  # a third is the strangers'
         self._count, self._what, self._option = count, what, option
 
     def check(self, logger: logging.Logger) -> None:
@@ -49,5 +50,23 @@ def raise_limit() -> int:
         # Some systems allow no process as many as their hard limit says.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
+    return _limit()
+
+
+def share_of_strangers() -> int:
+    """How many files this process may have open for those who have not said who they are."""
+    return _limit() // 3
+
+
+def most_by_grpc(wanted: int) -> int:
+    """How many connections a gRPC port may take, so that there is room at the other ports.
+
+    Args:
+        wanted: How many it would take where there are files enough.
+    """
+    return max(1, min(wanted, _limit() - share_of_strangers() - _OTHERS))
+
+
+def _limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 31

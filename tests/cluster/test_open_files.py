@@ -31,12 +31,12 @@ def test_a_daemon_that_will_need_more_than_it_may_have_says_so_at_start(daemons)
     """What it will need and for what, what it has, and what to do."""
     daemons.prefix = _limited("", 256)
     controller = daemons.controller("--max-connections", 1000)
-    assert "1000 connections need up to 1064 open files, and this process may have 256" in (
+    assert "1000 connections need up to 1596 open files, and this process may have 256" in (
         controller.stderr
     )
     assert "--max-connections" in controller.stderr
     worker = daemons.worker(controller.address, "--slots", 100)
-    assert "100 slots need up to 864 open files, and this process may have 256" in worker.stderr
+    assert "100 slots need up to 1296 open files, and this process may have 256" in worker.stderr
     assert "--slots" in worker.stderr
     few = daemons.worker(controller.address, "--slots", 4, "--name", "few")
     assert "open files" not in few.stderr

@@ -17,7 +17,7 @@ from disco_server.controller.frames import FrameListener, Permits
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import CannotListen
-from disco_server.observe import logs
+from disco_server.observe import acceptor, logs
 from disco_server.security import Guard
 from disco_server.settings import Address
 
@@ -72,7 +72,7 @@ def play(scenario, port=0, most=64):
     async def run():
         async with asyncio.timeout(LIMIT_S):
             listener = FrameListener(Address("127.0.0.1", 1), port, Guard(), most)
-            await listener.open()
+            listener.open()
             rig = Rig(listener)
             try:
                 await scenario(rig)
@@ -164,32 +164,36 @@ def test_a_stranger_is_sent_away_at_once(say, refusals):
 
 def test_a_stranger_that_says_nothing_is_sent_away_after_a_while(monkeypatch, refusals):
     """One that is slow, too; here after a fraction of the time."""
-    monkeypatch.setattr(frames, "ANSWER_S", 0.1)
+    monkeypatch.setattr(acceptor, "STRANGER_S", 0.2)
 
     async def scenario(rig):
         for sock in [await rig.dial(), await rig.dial(frame(rig.admitted())[:10])]:
             assert await rig.is_closed(sock)
 
     play(scenario)
-    assert [fields["outcome"] for _, fields in refusals] == ["no secret came"] * 2
+    said = "it did not say who it is within 0.2 s"
+    assert [(fields["what"], fields["outcome"]) for _, fields in refusals] == [("frames", said)] * 2
 
 
-def test_many_idle_strangers_keep_their_own_number(monkeypatch):
-    """Beyond the limit they are closed at once; when some leave there is room again."""
-    monkeypatch.setattr(frames, "_MAX_STRANGERS", 8)
+def test_one_stranger_more_than_may_takes_the_place_of_the_oldest(monkeypatch, refusals):
+    """So whoever shows a secret is served, however many say nothing; those that are served stay."""
+    monkeypatch.setattr(acceptor, "_MOST", 8)
 
     async def scenario(rig):
+        served = await rig.dial(frame(rig.admitted()) + frame(FIRST))
+        assert await rig.read(served, 4) == frame(b"")
         idle = [await rig.dial() for _ in range(8)]
-        while len(rig.listener._serving) < 8:  # noqa: ASYNC110  (it sets no event for tests)
-            await asyncio.sleep(0.001)
-        assert await rig.is_closed(await rig.dial(frame(rig.admitted())))
-        idle[0].close()
-        while True:
+        for oldest in idle[:4]:
             sock = await rig.dial(frame(rig.admitted()))
-            if await rig.read(sock, 4) == frame(b""):
-                break
+            assert await rig.read(sock, 4) == frame(b"")
+            assert await rig.is_closed(oldest)
+            idle.append(await rig.dial())
+        assert await rig.read(served, 16) == frame(b"client alice")
 
     play(scenario)
+    assert {fields["outcome"] for _, fields in refusals} == {
+        "of 8 that did not say who they are it has waited for longest"
+    }
 
 
 def test_connections_beyond_the_cap_are_closed_at_once():
