@@ -126,6 +126,11 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # A connection takes no more calls after 5 s. It stays for those under way, however long they
+    # are, and its client makes another one for the next. So one without calls ends.
+    ("grpc.max_connection_age_ms", 5_000),
+    # A peer that does not go by itself is sent away. Clients go before: of this they print a line.
+    ("grpc.max_connection_idle_ms", 8_000),
     # Per connection; further calls wait at the client.
     ("grpc.max_concurrent_streams", 1024),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
@@ -37,6 +40,10 @@ __all__ = ["AuthInterceptor", "TokenBook", "as_caller", "caller", "peer_of"]
 _logger = logger_of("disco.controller")
 _caller: ContextVar[Identity] = ContextVar("caller", default=EVERYBODY)
 _BEHAVIOURS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+_MOST_BYTES: Final = 1 << 20
+"""How long the one request of a call may be; what is longer comes in streams."""
+
+_REQUEST_S: Final = 10.0
 _BEARER: Final = "bearer "
 _ANYBODY_READS: Final = 0o004
 _GROUP_READS: Final = 0o044
@@ -111,6 +118,11 @@ class TokenBook:
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Authenticates each caller, and admits the calls that the table of methods allows its role.
 
+    gRPC would read the one request of a call before it lets anybody look at the call. So such
+    methods are served as if they took a stream of requests, which is the same on the wire, and
+    the first is read once the caller is admitted. Of strangers, who may ask for the health alone,
+    it is not read, and counts as empty.
+
     Args:
         guard: Which credentials callers must show.
 
@@ -133,11 +145,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = str(cast("Any", handler_call_details).method)
-        for kind in _BEHAVIOURS:
-            behaviour = getattr(handler, kind)
-            if behaviour is not None:
-                return handler._replace(**{kind: self._before(behaviour, method)})
-        return handler
+        found = next(kind for kind in _BEHAVIOURS if getattr(handler, kind) is not None)
+        behaviour, kind = getattr(handler, found), found.replace("unary_", "stream_", 1)
+        if found != kind:
+            behaviour = _first_of(behaviour, handler.request_deserializer)
+            handler = handler._replace(
+                request_streaming=True, request_deserializer=None, **{found: None}
+            )
+        return handler._replace(**{kind: self._before(behaviour, method)})
 
     def _before(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
         if inspect.isasyncgenfunction(behaviour):
@@ -150,23 +165,27 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             return generate
 
         async def answer(request: Any, context: Any) -> Any:
-            await self._admit(method, context)
-            return await behaviour(request, context)
+            known = await self._admit(method, context)
+            return await behaviour(request if known else _nothing(), context)
 
         return answer
 
-    async def _admit(self, method: str, context: Any) -> None:
-        """Lets a call go on, or aborts it; sets the identity of its caller."""
+    async def _admit(self, method: str, context: Any) -> bool:
+        """Lets a call go on, or aborts it; sets the identity of its caller.
+
+        Returns:
+            Whether the caller has said who it is.
+        """
         allowed = METHODS.get(method, frozenset())
-        if allowed is None:
-            return
         found = self._identify(context)
+        if allowed is None:
+            return isinstance(found, Identity)
         code, problem, who = grpc.StatusCode.UNAUTHENTICATED, found, ""
         if isinstance(found, Identity):
             who = str(found)
             if found.role in allowed or (found.role is Role.ANYBODY and method in METHODS):
                 _caller.set(found)
-                return
+                return True
             may = ", ".join(sorted(role.value for role in allowed)) or "nobody"
             code = grpc.StatusCode.PERMISSION_DENIED
             problem = f"{who} may not call {method.rpartition('/')[2]}: it is for {may}"
@@ -174,6 +193,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             "refused", who=who, peer=peer_of(context), what=method, outcome=str(problem)
         )
         await context.abort(code, problem)
+        raise AssertionError  # abort() raises; this tells the type checker
 
     def _identify(self, context: Any) -> Identity | str:
         names = context.auth_context().get("x509_subject_alternative_name", ())
@@ -206,6 +226,45 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             "the certificate that came names no role; expected a URI among its alternative names"
             f" such as {self._prefix}client/NAME"
         )
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    """A stream with one empty request."""
+    yield b""
+
+
+def _first_of(
+    behaviour: Callable[..., Awaitable[Any]], deserialize: Callable[[bytes], Any] | None
+) -> Callable[..., Awaitable[Any]]:
+    """Makes a handler of a stream of requests, of which there must be one, from one of a request.
+
+    Args:
+        behaviour: Takes the request and the call's context.
+        deserialize: Makes the request of bytes; None where it is bytes.
+    """
+
+    async def answer(stream: AsyncIterator[bytes], context: Any) -> Any:
+        raw = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REQUEST_S):
+                raw = await anext(aiter(stream), None)
+        if raw is None or len(raw) > _MOST_BYTES:
+            came = "none" if raw is None else f"one of {len(raw)} bytes"
+            problem = f"expected a request of at most {_MOST_BYTES} bytes in {_REQUEST_S:g} s, got "
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem + came)
+            raise AssertionError  # abort() raises; this tells the type checker
+        try:
+            request = raw if deserialize is None else deserialize(raw)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a protobuf message")
+            raise
+        try:
+            return await behaviour(request, context)
+        except NotImplementedError:  # the library's, for a method that it only declares
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this method is not implemented")
+            raise
+
+    return answer
 
 
 def _bearer(metadata: Sequence[tuple[str, str | bytes]]) -> str:

@@ -115,8 +115,9 @@ METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.NodeService/Push": _WORKERS,
     # Health probes have no token; they learn only that the controller serves.
     "/grpc.health.v1.Health/Check": None,
-    "/grpc.health.v1.Health/Watch": None,
     "/grpc.health.v1.Health/List": None,
+    # It lasts as long as its caller likes.
+    "/grpc.health.v1.Health/Watch": _ALL,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": _ALL,
 }
 """The roles that may call each method; None for every caller. Other methods are refused."""
