@@ -29,7 +29,7 @@ STRANGER_S = 10.0
 """How long a stranger has to say who it is: for TCP and TLS over any link."""
 
 _MOST = 256
-"""How many strangers a port has at most; half an HTTP request each costs 20 MiB together."""
+"""How many strangers a port has at most; 24 KiB of an HTTP request each cost 13 MiB together."""
 
 _PORTS = 2
 """How many such ports a controller has; a worker daemon has one."""
