@@ -63,7 +63,6 @@ class NodeStreams:
         outbox = Outbox()
         link = NodeLink(info.name, outbox)
         try:
-            _check_name(info.name)
             effects = self._join(received.kind, info, link, carrier.carrier)
         except NodeRefused as refused:
             logs.refusals.record(
@@ -100,6 +99,8 @@ class NodeStreams:
         if kind != EnvelopeKind.REGISTER or not info.name or len(info.name) > MAX_NAME:
             msg = "expected a registration with the node's name first"
             raise NodeRefused(msg)
+        if (why := caller().refuses_node(info.name)) is not None:
+            raise NodeRefused(why)
         if len(info.devices) > _MAX_SLOTS or max(map(len, _texts(info))) > _MAX_TEXT:
             msg = (
                 f"expected at most {_MAX_SLOTS} slots, and texts of at most {_MAX_TEXT} characters"
@@ -225,18 +226,6 @@ class NodeStreams:
                 cause=left.cause[:_MAX_CAUSE],
             )
         )
-
-
-def _check_name(name: str) -> None:
-    """Lets a daemon whose certificate names a node register as that node alone.
-
-    Raises:
-        NodeRefused: The certificate names another node.
-    """
-    who = caller()
-    if who.how == "certificate" and who.name and who.name != name:
-        msg = f"the certificate that came is that of node {who.name!r}, and not of {name!r}"
-        raise NodeRefused(msg)
 
 
 def _texts(info: node_pb2.RegisterNode) -> list[str]:

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from disco_client.errors import ConfigError
@@ -53,11 +53,13 @@ class Identity:
         role: The role.
         name: The name within the role; may be empty.
         how: What it was established by: ``token``, ``certificate`` or nothing.
+        workers: Of a worker's token, the names of all workers in the file of tokens.
     """
 
     role: Role
     name: str = ""
     how: str = ""
+    workers: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @property
     def principal(self) -> str:
@@ -84,6 +86,18 @@ class Identity:
     def may_carry(self, principal: str) -> bool:
         """Whether this identity may transfer arrays of that owner's session, given its key."""
         return self.role is Role.WORKER or self.owns(principal)
+
+    def refuses_node(self, node: str) -> str | None:
+        """Why this identity may not register a node of that name; None where it may.
+
+        A certificate's name is its node's. That of a token may stand for several nodes, but no
+        name that has a token of its own is another one's.
+        """
+        if self.how == "certificate" and self.name not in ("", node):
+            return f"the certificate that came is that of node {self.name!r}, and not of {node!r}"
+        if node != self.name and node in self.workers:
+            return f"the token that came is that of {self.name!r}; {node!r} has one of its own"
+        return None
 
     @property
     def sees_places(self) -> bool:
@@ -188,7 +202,14 @@ def read_tokens(text: str, where: str) -> tuple[tuple[str, Identity], ...]:
 
 def accepted(entries: Iterable[tuple[str, Identity]]) -> Tokens:
     """What a controller keeps of a token file."""
-    return Tokens(tuple((_digest(token), identity) for token, identity in entries))
+    entries = tuple(entries)
+    workers = frozenset(who.name for _, who in entries if who.role is Role.WORKER)
+    return Tokens(
+        tuple(
+            (_digest(token), replace(who, workers=workers) if who.role is Role.WORKER else who)
+            for token, who in entries
+        )
+    )
 
 
 # Certificates -----------------------------------------------------------------------

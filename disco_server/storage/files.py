@@ -88,14 +88,16 @@ def check_allowed(path: Path, allowed: Sequence[str], *, write: bool = False) ->
 
 
 def absolute_path(path: str) -> Path:
-    """Reads the path of a file or folder as clients send it.
+    """Reads the path of a file or folder as clients send it, which may begin with ``~/``.
 
     Raises:
         FileError: It is relative, or none.
     """
     problem = "expected an absolute path: workers have folders of their own"
+    # ~USER would tell, before anything is checked, whether there is such a user and where he lives.
+    own = path == "~" or path.startswith("~/")
     try:
-        where = Path(path).expanduser()
+        where = Path(path).expanduser() if own else Path(path)
     except RuntimeError as error:
         raise FileError(path, str(error)) from None
     if "\0" in path or not where.is_absolute():

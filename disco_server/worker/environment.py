@@ -33,7 +33,11 @@ PASSED = (
 )
 """What ranks get of the daemon's environment unless ``--env`` says more."""
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(API_?)?KEY(_|$)")
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEYRING"
+    r"|(^|_)((API_?)?KEYS?|PASS|PWD|PAT|CREDS?|JWT)(_|$)",
+    re.IGNORECASE,
+)
 _NEVER = ("PMI_*", "DISCO_AUTH*", "DISCO_TLS*", "DISCO_TOKEN*")
 
 

@@ -87,6 +87,12 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenFile:
 
 
 @pytest.fixture
+def own_tokens(tmp_path: Path) -> TokenFile:
+    """A file for one test, which adds the lines."""
+    return TokenFile(tmp_path)
+
+
+@pytest.fixture
 def connect() -> Iterator[Callable[..., Session]]:
     """Opens sessions that end with the test, whoever has them."""
     opened: list[Session] = []

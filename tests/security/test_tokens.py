@@ -242,6 +242,26 @@ def test_tokens_may_be_replaced_while_it_runs(controller, pki, tokens):
         disco_client.connect(controller.address, num_workers=1, tls_ca=pki.ca, token=token)
 
 
+def test_a_worker_s_token_is_good_for_no_name_with_a_token_of_its_own(
+    daemons, pki, own_tokens, eventually
+):
+    """Not while that node is away either; names without a token are anybody's who has one."""
+    for name in ("n0", "n1"):
+        own_tokens.add("worker", name)
+    options = ("--auth-token-file", own_tokens.path, *pki.flags("controller"))
+    controller = daemons.controller(*options)
+
+    def worker(node, token, **how):
+        flags = ("--tls-ca", pki.ca, "--auth-token-file", own_tokens.of(token))
+        return daemons.worker(controller.address, "--name", node, *flags, **how)
+
+    refused = worker("n0", "n1", ready=False)
+    eventually(lambda: "that of 'n1'; 'n0' has one of its own" in refused.stderr, what="a refusal")
+    eventually(lambda: "node refused" in controller.stderr, what="the audit log")
+    for name in ("n0", "n1", "n2"):
+        worker(name, "n0" if name == "n0" else "n1")
+
+
 def test_health_is_for_everybody(controller, pki):
     """Whoever watches over a daemon has no token; all else wants one."""
     line = ReloadingChannel(controller.address, Credentials.read(tls_ca=pki.ca))

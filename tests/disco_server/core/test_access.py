@@ -54,6 +54,29 @@ def test_a_malformed_file_is_refused_without_its_tokens(text, told):
 
 
 @pytest.mark.parametrize(
+    ("who", "node", "told"),
+    [
+        (Identity(Role.ANYBODY), "n0", None),
+        (Identity(Role.WORKER, "", "certificate"), "n0", None),
+        (Identity(Role.WORKER, "n0", "certificate"), "n0", None),
+        (Identity(Role.WORKER, "n1", "certificate"), "n0", "is that of node 'n1', and not of 'n0'"),
+        ("n1", "n1", None),
+        ("n1", "elsewhere", None),
+        ("n1", "alice", None),
+        ("n1", "n0", "is that of 'n1'; 'n0' has one of its own"),
+    ],
+)
+def test_a_worker_registers_no_node_that_is_another_one_s(who, node, told):
+    """A certificate is good for its name alone, a token for all that have none of their own."""
+    if isinstance(who, str):
+        names = {"n0": TOKEN, "n1": f"{TOKEN}1"}
+        text = "".join(f"worker {name} {token}\n" for name, token in names.items())
+        who = accepted(read_tokens(f"{text}client alice {TOKEN}2\n", "file")).find(names[who])
+    refused = who.refuses_node(node)
+    assert refused is None if told is None else told in refused
+
+
+@pytest.mark.parametrize(
     ("names", "found"),
     [
         (["disco://client/alice"], Identity(Role.CLIENT, "alice", "certificate")),
