@@ -12,6 +12,8 @@ import math
 import os
 import platform
 import re
+import select
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,6 +22,7 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from disco_client.errors import ConfigError
 from disco_client.transport.address import Address
+from disco_client.wire.limits import MAX_NAME
 
 __all__ = [
     "AUTO",
@@ -40,6 +43,7 @@ __all__ = [
     "Reader",
     "Setting",
     "Variable",
+    "check_system",
     "cpu_cores",
     "did_you_mean",
     "file_allowed",
@@ -224,6 +228,31 @@ def cpu_cores() -> int:
     return os.cpu_count() or 1
 
 
+def check_system(what: str) -> None:
+    """Makes sure that this machine and process have what starting ranks takes.
+
+    Args:
+        what: What starts them, for the message.
+
+    Raises:
+        ConfigError: Something is missing; the message says what.
+    """
+    problem = ""
+    if sys.platform != "linux":
+        problem = f"Linux, this is {sys.platform}"
+    elif not hasattr(select, "epoll"):
+        problem = (
+            "select.epoll, which something has taken away: unpatched select is needed, with"
+            " gevent monkey.patch_all(select=False)"
+        )
+    elif not hasattr(os, "pidfd_open"):
+        problem = "os.pidfd_open, which this Python was built without"
+    elif not Path("/proc/self/stat").exists():
+        problem = "/proc, which is not mounted here: mount -t proc proc /proc"
+    if problem:
+        raise ConfigError(f"{what} needs {problem}")
+
+
 def keeps_order() -> bool:
     """Whether other processors see stores in the order in which they were made.
 
@@ -394,9 +423,11 @@ def read_dial(value: object, where: str) -> str:
 
 def read_node_name(value: object, where: str) -> str:
     """Reads a name that is safe in logs, metrics and file names."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", value):
+    form = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}"
+    if isinstance(value, str) and re.fullmatch(form, value):
         return value
-    raise refuse(where, "a name of letters, digits, dots, dashes and underscores", value)
+    expected = "letters, digits, dots, dashes and underscores"
+    raise refuse(where, f"a name of at most {MAX_NAME} {expected}", value)
 
 
 def _items(value: object) -> Sequence[object]:

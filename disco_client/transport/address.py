@@ -15,6 +15,8 @@ DEFAULT_ADDRESS = "127.0.0.1:7600"
 """The default address of a controller, for itself and for clients."""
 
 _MAX_PORT = 65_535
+_MAX_PATH = 100
+"""In bytes: Linux takes 107, and the socket for frames has ``.frames`` at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Address:
     path: str = ""
 
     def __str__(self) -> str:
-        """The form in which a person writes it, which is also what gRPC takes."""
+        """The form in which a person writes it."""
         if self.path:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -49,7 +51,7 @@ class Address:
             any_port: Whether port 0 (the system chooses) makes sense here.
 
         Raises:
-            ConfigError: It is none of the three forms.
+            ConfigError: It is none of the three forms, or the path is too long for a socket.
         """
         wanted = "HOST:PORT, [IPV6]:PORT or unix:/PATH"
         if not isinstance(text, str):
@@ -58,6 +60,9 @@ class Address:
         if kind == "unix":
             if not path.startswith("/"):
                 raise _refuse(where, "an absolute path after unix:", text)
+            if (length := len(path.encode("utf-8", "surrogatepass"))) > _MAX_PATH:
+                expected = f"a path of at most {_MAX_PATH} bytes for a Unix socket"
+                raise ConfigError(f"{where}: expected {expected}, got one of {length}: {path!r}")
             return cls(path=path)
         host, colon, digits = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import quote
 
 import grpc
 
@@ -143,7 +144,8 @@ def connection_limit(count: int) -> tuple[str, Any]:
 
 def target(address: str) -> str:
     """Makes a gRPC target of ``HOST:PORT`` or ``unix:/path``."""
-    return address if address.startswith("unix:") else f"dns:///{address}"
+    kind, _, path = address.partition(":")
+    return f"unix:{quote(os.fsencode(path))}" if kind == "unix" else f"dns:///{address}"
 
 
 def open_channel(address: str, credentials: Credentials = NO_CREDENTIALS) -> grpc.Channel:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MAX_WORKERS", "MOST_WORKERS"]
+__all__ = ["MAX_NAME", "MAX_WORKERS", "MOST_WORKERS"]
+
+MAX_NAME: Final = 128
+"""How many characters the name of a node or session may have."""
 
 MAX_WORKERS: Final = 4096
 """How many workers a session may have, unless its controller's settings say otherwise."""

@@ -23,7 +23,7 @@ from disco_server.cli.options import json_option, report_errors
 from disco_server.config import LOG_LEVELS
 from disco_server.devices.probe import explain
 from disco_server.observe.lifetime import PARENT_VARIABLE, die_with
-from disco_server.settings import OFF, NoVisibleGpu, cpu_cores, read_devices, refuse
+from disco_server.settings import OFF, Address, NoVisibleGpu, cpu_cores, read_devices, refuse
 
 __all__ = ["LocalCluster", "local", "share_devices"]
 
@@ -96,7 +96,7 @@ class LocalCluster:
         self._log_level = log_level
         self._http = http
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
-        self._listen = listen or f"unix:{self._folder}/controller"
+        self._listen = listen
         self._insecure = ("--insecure",) if insecure else ()
         self._processes: list[subprocess.Popen[str]] = []
         path = [*import_path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -105,7 +105,7 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join(part for part in path if part),
             PARENT_VARIABLE: str(os.getpid()),
         }
-        self.address = self._listen
+        self.address = ""
 
     @property
     def pids(self) -> list[int]:
@@ -116,13 +116,16 @@ class LocalCluster:
         """Starts every daemon and waits until all are ready.
 
         Raises:
+            ConfigError: The folder for temporary files, TMPDIR, has too long a name for sockets.
             DiscoError: One of them ended or did not become ready.
         """
+        private = f"unix:{self._folder}/controller"
+        listen = self._listen or str(Address.parse(private, where="TMPDIR"))
         level = ("--log-level", self._log_level)
         http = ["--http", self._http or OFF]
-        door = ["--listen", self._listen, *http, *self._insecure]
+        door = ["--listen", listen, *http, *self._insecure]
         ready = self._run("controller", [*door, "--expect-nodes", str(self._nodes), *level])
-        self.address = ready.rsplit(" ", 1)[-1]
+        self.address = ready.partition(" ready at ")[2]
         threads = max(1, cpu_cores() // (self._nodes * self._slots))
         options = ["--controller", self.address, "--slots", str(self._slots), *level]
         options += self._insecure

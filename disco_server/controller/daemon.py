@@ -14,6 +14,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from disco_client.errors import ConfigError
 from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_client.text import many
@@ -86,26 +87,31 @@ async def _run(config: ControllerConfig, pods: PodsApi | None) -> int:
         max_connections=config.max_connections,
         frames_port=config.frames_port if config.frames == "on" else None,
     )
-    await door.open()
-    if config.port_file:
-        _write_port(Path(config.port_file), door.address)
+    grace: float | None = None
+    http: HttpListener | None = None
     stop, stop_now = asyncio.Event(), asyncio.Event()
-    http = await _open_http(hub, config, door.interceptor)
-    _on_signals(stop, stop_now)
-    say(f"disco-controller ready at {door.address}", "stdout")  # the one line that is promised
-    async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(beat(hub, book))]
-        if pods is not None:
-            running.append(tasks.create_task(keep_pods(hub, pods)))
-        await stop.wait()
-        await door.announce_end()
-        _logger.info("draining: %s", many(len(hub.cluster.sessions), "session"))
-        await _drain(hub, stop_now, config.drain_s)
-        for task in running:
-            task.cancel()
-        await door.close(None if stop_now.is_set() else _STOP_GRACE_S)
-    if http is not None:
-        await http.close()
+    try:
+        await door.open()
+        http = await _open_http(hub, config, door.interceptor)
+        if config.port_file:
+            _write_port(config.port_file, door.address)
+        _on_signals(stop, stop_now)
+        say(f"disco-controller ready at {door.address}", "stdout")  # the one line that is promised
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(beat(hub, book))]
+            if pods is not None:
+                running.append(tasks.create_task(keep_pods(hub, pods)))
+            await stop.wait()
+            await door.announce_end()
+            _logger.info("draining: %s", many(len(hub.cluster.sessions), "session"))
+            await _drain(hub, stop_now, config.drain_s)
+            for task in running:
+                task.cancel()
+        grace = None if stop_now.is_set() else _STOP_GRACE_S
+    finally:
+        await door.close(grace)
+        if http is not None:
+            await http.close()
     return 0
 
 
@@ -207,10 +213,23 @@ def _bind(server: grpc.aio.Server, wanted: Address, guard: Guard) -> Address:
 
 
 def _write_port(path: Path, address: Address) -> None:
-    """Writes the port (of a Unix socket the path) atomically: other processes wait for the file."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(f"{address.path or address.port}\n")
-    part.replace(path)
+    """Writes the port (of a Unix socket the path) atomically: other processes wait for the file.
+
+    Raises:
+        ConfigError: That is not possible.
+    """
+    text = f"{address.path or address.port}\n"
+    part = Path(f"{path}.{os.getpid()}")
+    try:
+        if path.exists() and not path.is_file():  # a pipe or device is written as it is
+            path.write_text(text)
+            return
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise ConfigError(f"port_file: {path} cannot be written: {error.strerror}") from None
 
 
 def _on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:

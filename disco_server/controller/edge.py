@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from disco_client.output import logger_of
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_client.wire.limits import MAX_NAME
 from disco_server.controller.auth import caller, peer_of
 from disco_server.ipc.grpc_server import quiet_if_peer_left
 from disco_server.observe import logs
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from disco_server.ipc.grpc_server import Outbox
 
 __all__ = [
-    "MAX_NAME",
     "Context",
     "NotYours",
     "Stream",
@@ -46,7 +46,6 @@ _logger = logger_of("disco.controller")
 _SERVER_STOPPED = "_ServerStoppedError"
 """What gRPC raises in calls that outlast their server; it has no public name."""
 
-MAX_NAME = 128
 Context: TypeAlias = Any  # grpc.aio.ServicerContext, whose type parameters are of no use here
 Stream: TypeAlias = AsyncIterator[bytes]
 

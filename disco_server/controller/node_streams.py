@@ -15,9 +15,9 @@ from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in, mismatch
+from disco_client.wire.limits import MAX_NAME
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
-    MAX_NAME,
     end_stream,
     first_message,
     guarded,
@@ -96,8 +96,11 @@ class NodeStreams:
             await end_stream(outbox, writing, reading)
 
     def _join(self, kind: int, info: node_pb2.RegisterNode, link: NodeLink, carrier: str) -> Any:
-        if kind != EnvelopeKind.REGISTER or not info.name or len(info.name) > MAX_NAME:
+        if kind != EnvelopeKind.REGISTER or not info.name:
             msg = "expected a registration with the node's name first"
+            raise NodeRefused(msg)
+        if len(info.name) > MAX_NAME:
+            msg = f"expected a node's name of at most {MAX_NAME} characters, got {len(info.name)}"
             raise NodeRefused(msg)
         if (why := caller().refuses_node(info.name)) is not None:
             raise NodeRefused(why)

@@ -15,9 +15,9 @@ from disco_client.pb import controller_pb2
 from disco_client.text import hidden_in, natural
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_client.wire.limits import MAX_NAME
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
-    MAX_NAME,
     Context,
     NotYours,
     Stream,

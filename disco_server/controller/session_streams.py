@@ -10,9 +10,9 @@ from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
+from disco_client.wire.limits import MAX_NAME
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
-    MAX_NAME,
     end_stream,
     first_message,
     guarded,

@@ -53,7 +53,7 @@ from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingA
 from disco_server.ipc.framing import progress_in
 from disco_server.ipc.process import fix_hashes, limit_threads
 from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
-from disco_server.settings import HASH_SEED, INIT_TIMEOUT_S, cpu_cores
+from disco_server.settings import HASH_SEED, INIT_TIMEOUT_S, check_system, cpu_cores
 
 if TYPE_CHECKING:
     from disco_client.tracing.ring import Since
@@ -825,6 +825,7 @@ class ProcessSession(Session):
     ) -> None:
         check_session(num_workers, num_groups, ccl, timeout)
         read_hang_report(hang_report)
+        check_system("a ProcessSession")
         _check_entrypoint(entrypoint)
         _check_ccl(ccl)
         transport = ProcessTransport(num_workers, num_groups, entrypoint, ccl or "", timeout)
@@ -846,9 +847,6 @@ def _check_ccl(ccl: str | None) -> None:
 
 
 def _check_entrypoint(entrypoint: object) -> None:
-    if not hasattr(os, "pidfd_open") or not hasattr(select, "epoll"):
-        msg = f"a ProcessSession needs Linux, this is {sys.platform}; use 'disco local' here"
-        raise ConfigError(msg)
     try:
         found = isinstance(entrypoint, str) and importlib.util.find_spec(entrypoint) is not None
     except (ImportError, ValueError):

@@ -40,6 +40,7 @@ from disco_server.core.nodes import EvenLayout
 from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import CannotListen, warn_of_open_listener
 from disco_server.security import Guard
+from disco_server.settings import check_system
 from disco_server.worker.daemon import WorkerNode
 from disco_server.worker.environment import rank_environment
 
@@ -156,7 +157,8 @@ class EmbeddedNode:
             listeners.append(
                 ControllerListener(hub, self._listen, NODE_SERVICES, guard=self._guard)
             )
-            listeners.append(ControllerListener(hub, Address(path=str(folder / "controller"))))
+            private = Address.parse(f"unix:{folder}/controller", where="TMPDIR")
+            listeners.append(ControllerListener(hub, private))
             await self._serve_nodes(hub, *listeners)
         finally:
             beating.cancel()
@@ -321,6 +323,7 @@ class SocketSession(Session):
     ) -> None:
         _check_whole(num_nodes=num_nodes, num_workers_per_node=num_workers_per_node)
         num_workers = num_nodes * num_workers_per_node
+        check_system("a SocketSession")
         check_session(num_workers, num_groups, ccl, timeout)
         check_name(name or "")
         read_hang_report(hang_report)

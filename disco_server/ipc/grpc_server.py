@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
+from disco_client.transport.channel import target
 from disco_client.transport.credentials import check_pair, read_pem, state_of
 from disco_client.wire.codec import join_envelopes
 
@@ -123,6 +124,8 @@ def add_port(server: grpc.aio.Server, address: str, guard: Guard) -> int:
     Raises:
         ConfigError: A certificate cannot be read.
     """
+    if address.startswith("unix:"):
+        address = target(address)
     try:
         if not guard.encrypts:
             return server.add_insecure_port(address)

@@ -208,7 +208,7 @@ class MemoryService:
             self._listener.listen(_BACKLOG)
         except OSError as error:
             msg = (
-                f"cannot listen on {path} for arrays: {error}; "
+                f"cannot listen on {path} for arrays: {error} ({len(os.fsencode(path))} bytes); "
                 "choose an address with --array-listen, or another folder with TMPDIR"
             )
             raise ConfigError(msg) from error

@@ -20,7 +20,7 @@ from disco_server.observe.logs import setup_audit
 from disco_server.observe.open_files import Need
 from disco_server.observe.processes import be_subreaper
 from disco_server.rank.process import confinement_of
-from disco_server.settings import OFF, RANK_VARIABLES
+from disco_server.settings import OFF, RANK_VARIABLES, check_system
 from disco_server.worker.agent import Agent
 from disco_server.worker.array_server import make_array_server
 from disco_server.worker.environment import WorkFolders, identity, rank_environment
@@ -38,8 +38,10 @@ def run(config: WorkerConfig) -> int:
     """Runs a worker daemon until a signal, or the end of its only session; returns the exit code.
 
     Raises:
-        ConfigError: It cannot listen at a configured address, or a variable is malformed.
+        ConfigError: It cannot listen at a configured address, a variable is malformed, or this
+            machine lacks what ranks need.
     """
+    check_system("a worker daemon")
     setup_audit(config.audit_log)
     setup("disco-worker", {"disco.node": config.name})
     warn_of_open_listener(_logger, config.guard)

@@ -70,6 +70,14 @@ def test_what_is_no_address_is_refused_by_name(text):
     assert repr(text) in str(caught.value)
 
 
+def test_a_path_too_long_for_a_socket_is_refused_with_both_lengths():
+    """Bytes count, and what frames add has room."""
+    assert Address.parse(f"unix:/{'x' * 99}").path == f"/{'x' * 99}"
+    expected = r"^listen: expected a path of at most 100 bytes for a Unix socket, got one of 101: "
+    with pytest.raises(ConfigError, match=expected):
+        Address.parse(f"unix:/{'é' * 50}", where="listen")
+
+
 @given(st.text())
 def test_any_text_is_an_address_or_a_config_error(text):
     """No text whatever makes parsing fail in another way; what is read prints itself."""

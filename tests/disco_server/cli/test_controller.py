@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -127,6 +131,52 @@ def test_a_second_controller_on_the_port_is_refused(controller, daemons):
     assert f"cannot listen on {controller.address}" in line
     assert "--listen" in line
     assert health(controller.address) == SERVING
+
+
+@pytest.mark.parametrize("fault", ["missing folder", "full disk", "short of space"])
+def test_a_port_file_that_cannot_be_written_is_one_sentence(tmp_path, fault):
+    """With the file and the reason, after which nothing is left of the file or the daemon."""
+    path, prefix = tmp_path / "port", []
+    if fault == "missing folder":
+        path = tmp_path / "none" / "port"
+    elif fault == "full disk":
+        path.symlink_to("/dev/full")
+    else:
+        prefix = ["prlimit", "--fsize=0"] if shutil.which("prlimit") else []
+        if not prefix:
+            pytest.skip("needs prlimit, of util-linux")
+    command = [*prefix, sys.executable, "-m", "disco_server.cli.controller", "--http", "off"]
+    options = ["--listen", "127.0.0.1:0", "--log-level", "error", "--port-file", str(path)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"controller: port_file: {path} cannot be written: " in line
+    assert line.endswith(("No such file or directory", "No space left on device", "File too large"))
+    assert [each.name for each in tmp_path.iterdir()] == ["port"] * path.is_symlink()
+
+
+def test_a_port_file_may_be_a_pipe(tmp_path):
+    """It is written as it is: whoever waits at its other end reads the port."""
+    os.mkfifo(tmp_path / "port")
+    command = [sys.executable, "-m", "disco_server.cli.controller", "--http", "off"]
+    options = ["--listen", "127.0.0.1:0", "--port-file", str(tmp_path / "port")]
+    started = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int((tmp_path / "port").read_text())
+        assert started.stdout.readline().endswith(f":{port}\n")
+    finally:
+        started.terminate()
+        started.communicate()
+
+
+def test_a_taken_http_port_is_one_sentence(daemons):
+    """Also where calls are taken already."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        second = daemons.controller("--http", where, "--log-level", "error", ready=False)
+        assert second.wait() == 2
+    (line,) = second.stderr.splitlines()
+    assert where in line
 
 
 def test_flags_come_before_the_environment_before_the_file(daemons, tmp_path):

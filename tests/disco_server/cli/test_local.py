@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import psutil
@@ -159,6 +160,34 @@ def test_more_workers_than_it_can_ever_have_are_refused_at_once(local):
     assert started.process.returncode == 1
     assert "NoSlots: no room for 3 workers: the cluster has 2 slots on 2 nodes, and" in printed
     assert "start it with more nodes or slots, or ask for fewer workers" in printed
+
+
+def test_the_temporary_folder_may_have_any_name(local):
+    """Spaces, and what has a meaning in addresses, are a part of it."""
+    program = (
+        "import disco_client, numpy\n"
+        "with disco_client.connect(num_workers=2, logs=False) as session:\n"
+        "    array = session.broadcast(numpy.arange(300_000.0))\n"
+        "    print(session.allreduce(array).numpy()[-1])\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="a b%41#?é") as folder:
+        run = local(
+            *("--nodes", "2", "--slots", "1", "--", sys.executable, "-c", program), TMPDIR=folder
+        )
+        code, out, err = run.finish()
+    assert (code, out) == (0, "599998.0\n"), err
+
+
+def test_a_temporary_folder_with_too_long_a_name_is_refused(local, tmp_path):
+    """One line says by how much, before anything is started; nothing is left there."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    code, out, err = local("--slots", "1", TMPDIR=str(folder)).finish()
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert "TMPDIR: expected a path of at most 100 bytes for a Unix socket" in line
+    assert re.search(r"got one of \d+: ", line)
+    assert not list(folder.iterdir())
 
 
 def test_killed_by_force_it_takes_its_daemons_along(local, all_end):

@@ -134,6 +134,17 @@ def test_a_new_controller_learns_what_runs_and_clients_wait_for_it(serve):
     serve(after)
 
 
+def test_a_name_that_is_too_long_is_refused_with_the_limit(serve):
+    """What is wrong is said of a daemon that took a longer one."""
+
+    async def scenario(rig):
+        await rig.node("x" * 128)
+        peer = await rig.newcomer(name="x" * 129)
+        assert "expected a node's name of at most 128 characters, got 129" in await peer.refused()
+
+    serve(scenario)
+
+
 @pytest.mark.parametrize("wrong", ["none of its own", "a rank too few", "no id"])
 def test_a_node_cannot_tell_of_sessions_that_are_not_its_own(serve, wrong):
     """It is refused with what was expected, and nothing of it is kept."""

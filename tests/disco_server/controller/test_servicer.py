@@ -240,7 +240,7 @@ def test_sessions_are_listed_and_closed_by_whoever_knows_their_key(serve):
     ("fields", "text"),
     [
         ({"name": ""}, "the node's name first"),
-        ({"name": "x" * (MAX_NAME + 1)}, "the node's name first"),
+        ({"name": "x" * (MAX_NAME + 1)}, "a node's name of at most 128 characters, got 129"),
         ({"name": "new", "devices": []}, "at least 1 slot"),
         (
             {"name": "known", "host": "cellar", "incarnation": 2},

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -250,6 +251,16 @@ def test_an_address_of_another_machine_is_refused():
     """Also where a person takes the risk of an open door."""
     with pytest.raises(di.ConfigError, match=r"cannot listen on 203\.0\.113\.1:0"):
         di.SocketSession(1, 1, 1, "203.0.113.1", 0, insecure=True)
+
+
+def test_a_temporary_folder_with_too_long_a_name_is_refused(tmp_path, monkeypatch):
+    """The variable and both lengths are named, and nothing stays in the folder."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(di.ConfigError, match=r"TMPDIR: expected a path of at most 100 bytes.* got"):
+        di.SocketSession(1, 1, 1, "localhost", 0)
+    assert not list(folder.iterdir())
 
 
 def test_a_port_in_use_is_refused():
