@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pkgutil
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +33,9 @@ _READY_S = 60.0
 _STOP_S = 10.0
 _GRACE_S = 0.25
 """How long a command that may have received the same signal has to end before it is passed on."""
+_INTERRUPTED = 128 + signal.SIGINT
+_LONGEST_LINE = 256
+"""How much the kernel reads of a script to find its interpreter."""
 
 
 class LocalCluster:
@@ -245,12 +250,41 @@ def _read_line(stream: IO[str], timeout: float) -> str | None:
     return got[0] if got else None
 
 
-def _script_folder(command: Sequence[str]) -> list[str]:
-    """The folder of the Python script that a command runs, as Python itself puts it on its path."""
-    for word in command[1:]:
-        if word.endswith(".py") and Path(word).is_file():
-            return [str(Path(word).resolve().parent)]
-    return []
+_PYTHON = re.compile(r"python[0-9.]*|disco")
+"""What runs the Python file that one of its arguments names."""
+
+_RUNS_FROM_HERE = re.compile(r"-[A-VY-Za-z]*[cm]|-$")
+"""Options of Python by which it finds modules in the working folder: -c, -m and -, as in -Bm."""
+
+
+def _program_path(command: Sequence[str]) -> list[str]:
+    """What Python itself puts first on the path of the program that a command runs.
+
+    That program need not be the command's first word: ``env A=1 python script.py``.
+    """
+    here, found = str(Path.cwd()), list[str]()
+    after_python = False
+    for word in command:
+        if after_python and _RUNS_FROM_HERE.match(word):
+            found.append(here)
+            after_python = False
+        elif _PYTHON.fullmatch(Path(word).name):
+            after_python = True
+        elif (word.endswith(".py") or after_python) and Path(word).exists():
+            return [*found, _path_entry(word)]
+    if after_python:  # what it runs comes from standard input
+        return [*found, here]
+    if not found and command and (program := shutil.which(command[0])):
+        with contextlib.suppress(OSError), Path(program).open("rb") as file:
+            line = file.readline(_LONGEST_LINE)
+            found += [_path_entry(program)] * (line.startswith(b"#!") and b"python" in line)
+    return found
+
+
+def _path_entry(script: str) -> str:
+    """The folder of a script; of a folder or archive with a ``__main__`` that itself."""
+    path = Path(script).resolve()
+    return str(path if pkgutil.get_importer(str(path)) else path.parent)
 
 
 @click.command(
@@ -393,21 +427,21 @@ def local(  # noqa: PLR0913  (what a person may say, each by its name)
         allow_modules=modules if modules or listen is not None else None,
         **allow,
         log_level=log_level or "warning",
-        import_path=_script_folder(command),
+        import_path=_program_path(command),
         listen=listen,
         insecure=insecure,
         devices=devices,
         http=http,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         with cluster:
             if command:
                 code = _run_command(command, cluster.address)
             else:
                 code = _idle(cluster, http, as_json=as_json)
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+    except KeyboardInterrupt as error:
+        code = 128 + signal.SIGTERM if isinstance(error, _Terminated) else _INTERRUPTED
     sys.exit(code)
 
 
@@ -448,19 +482,25 @@ def _stop_detached(*, as_json: bool) -> None:
     click.echo(json.dumps({"stopped": address}) if as_json else f"stopped {address}")
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
 
 
 def _run_command(command: tuple[str, ...], address: str) -> int:
     parent = os.getpid()
     started: list[subprocess.Popen[bytes]] = []
+    came: set[int] = set()
 
     def pass_on_soon(*_: object) -> None:
         if not (started and _in_foreground()):
             signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
 
-    def pass_on(*_: object) -> None:
+    def pass_on(number: int, _frame: object) -> None:
+        came.add(number)
         for process in started:
             process.send_signal(signal.SIGINT)
         if not started:
@@ -478,7 +518,9 @@ def _run_command(command: tuple[str, ...], address: str) -> int:
     )
     started.append(process)
     status = process.wait()
-    return status if status >= 0 else 128 - status
+    code = status if status >= 0 else 128 - status
+    # What was passed on is not what has ended this; a command that chose its code keeps it.
+    return 128 + signal.SIGTERM if signal.SIGTERM in came and code == _INTERRUPTED else code
 
 
 def _in_foreground() -> bool:

@@ -162,6 +162,40 @@ def test_more_workers_than_it_can_ever_have_are_refused_at_once(local):
     assert "start it with more nodes or slots, or ask for fewer workers" in printed
 
 
+NEVER_READY = """
+import os, sys, time
+if "disco_server.cli.controller" in sys.orig_argv:
+    while os.getppid() == int(os.environ["DISCO_PARENT_PID"]):
+        time.sleep(0.05)
+    os._exit(1)
+"""
+PAUSE = "import signal; print('waiting', flush=True); signal.pause()"
+
+
+@pytest.mark.parametrize(("program", "code"), [(PAUSE, 143), (WAIT, 5)])
+def test_sigterm_ends_the_command_by_ctrl_c(local, program, code, all_end):
+    """The exit code says what ended it, unless the command has one of its own."""
+    run = local("--slots", "1", "--", sys.executable, "-c", program)
+    assert run.line() == "waiting\n"
+    family = run.family()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish()[0] == code
+    all_end(family)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_starts_ends_it_with_the_code_of_that(
+    local, tmp_path, number, eventually, all_end
+):
+    """Whatever was started by then ends too."""
+    (tmp_path / "sitecustomize.py").write_text(NEVER_READY)
+    run = local("--slots", "1", PYTHONPATH=str(tmp_path))
+    (controller,) = eventually(run.family, what="a controller that never is ready")
+    run.process.send_signal(number)
+    assert run.finish()[0] == 128 + number
+    all_end([controller])
+
+
 def test_the_temporary_folder_may_have_any_name(local):
     """Spaces, and what has a meaning in addresses, are a part of it."""
     program = (
@@ -312,6 +346,46 @@ def test_checkpoints_are_saved_where_that_is_allowed(local, tmp_path, options, v
     given = [option.format(folder=tmp_path) for option in options]
     code, out, err = local(*given, "--slots", "1", "--", sys.executable, "-c", program).finish()
     assert (code, out) == (0, f"{verdict}\n"), err
+
+
+BESIDE = """#!{python}
+import disco_client
+with disco_client.connect(num_workers=1, logs=False) as session:
+    session.import_python_module("beside")
+    print(session.get_global_func("beside.word")().debug_get_from_remote(0))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("{python}", "script.py"),
+        ("env", "A=1", "{python}", "-u", "script.py", "beside.py"),
+        ("{python}", "-m", "pkg.main", "there/script.py"),
+        ("{python}", "-Bc", "import pkg.main"),
+        ("{python}", "there/plain"),
+        ("there/plain",),
+        ("{python}", "there"),
+        ("disco", "run", "--workers", "1", "there/plain"),
+    ],
+    ids=" ".join,
+)
+def test_workers_import_what_is_beside_the_program(local, tmp_path, monkeypatch, command):
+    """As Python finds it for the program: by the script's folder, or the one it is started in."""
+    program = BESIDE.format(python=sys.executable)
+    there = tmp_path / "there"
+    for folder in (tmp_path, there, tmp_path / "pkg"):
+        folder.mkdir(exist_ok=True)
+        (folder / "beside.py").write_text(f"def word(): return {folder.name!r}\n")
+    for name in ("script.py", "pkg/main.py", "there/script.py", "there/plain", "there/__main__.py"):
+        (tmp_path / name).write_text(program)
+    (there / "plain").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])  # noqa: PTH120
+    given = [word.format(python=sys.executable) for word in command]
+    code, out, err = local("--slots", "2", "--", *given, PATH=path).finish()
+    first = tmp_path if "-m" in command or "there" not in " ".join(command) else there
+    assert (code, out) == (0, f"{first.name}\n"), err
 
 
 def test_the_socket_is_its_user_s_alone(cluster):
