@@ -332,6 +332,7 @@ class Queued(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     OWNER_SLOTS_FIELD_NUMBER: builtins.int
     OWNER_LIMIT_FIELD_NUMBER: builtins.int
+    HELD_BY_LOST_FIELD_NUMBER: builtins.int
     ahead: builtins.int
     """Sessions ahead of this one, as things are now."""
     total_slots: builtins.int
@@ -344,6 +345,8 @@ class Queued(google.protobuf.message.Message):
     hold, and how many they may.
     """
     owner_limit: builtins.int
+    held_by_lost: builtins.str
+    """Which sessions hold slots although their programs are away, and for how long at most, in words."""
     def __init__(
         self,
         *,
@@ -354,8 +357,9 @@ class Queued(google.protobuf.message.Message):
         priority: builtins.str = ...,
         owner_slots: builtins.int = ...,
         owner_limit: builtins.int = ...,
+        held_by_lost: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "free_slots", b"free_slots", "owner_limit", b"owner_limit", "owner_slots", b"owner_slots", "priority", b"priority", "total_slots", b"total_slots", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "free_slots", b"free_slots", "held_by_lost", b"held_by_lost", "owner_limit", b"owner_limit", "owner_slots", b"owner_slots", "priority", b"priority", "total_slots", b"total_slots", "why", b"why"]) -> None: ...
 
 global___Queued = Queued
 

@@ -879,7 +879,7 @@ def _refusal(refused: node_pb2.Refused) -> errors.DiscoError:
 
 
 def _position(queued: controller_pb2.Queued) -> QueuePosition:
-    reason = describe_wait(queued)
+    reason = "; ".join(filter(None, (describe_wait(queued), queued.held_by_lost)))
     return QueuePosition(queued.ahead, queued.total_slots, queued.free_slots, reason)
 
 

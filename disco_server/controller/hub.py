@@ -291,6 +291,7 @@ class Hub:
     def apply(self, effects: list[Effect]) -> None:
         """Carries out effects in order."""
         slots = functools.cache(self._count_slots)  # once for all that wait or give up
+        lost = functools.cache(lambda: self.cluster.held_by_lost(self.clock()))
         for effect in effects:
             self._spans.see(effect)
             match effect:
@@ -304,7 +305,9 @@ class Hub:
                     )
                 case TellQueued(session, place):
                     total, free = slots()
-                    message = controller_pb2.Queued(total_slots=total, free_slots=free)
+                    message = controller_pb2.Queued(
+                        total_slots=total, free_slots=free, held_by_lost=lost()
+                    )
                     fill_queued(message, session, place)
                     self._tell(session.session, EnvelopeKind.QUEUED, message)
                 case TellReady(session):

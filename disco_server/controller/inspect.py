@@ -521,7 +521,7 @@ class Overviews:
         result = controller_pb2.OverviewResult(
             version=__version__, taken_s=self._answers.at, nodes=map(self._node, nodes)
         )
-        room = cluster.waiting()
+        room = cluster.waiting(self._clock())
         for session in sessions:
             out = result.sessions.add()
             over = session.state is SessionState.GONE

@@ -260,7 +260,7 @@ class Edge:
             node_info(node, len(node.free.slots))
             for node in sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         ]
-        queued, room = cluster.queue.places(), cluster.waiting()
+        queued, room = cluster.queue.places(), cluster.waiting(now)
         sessions: list[controller_pb2.SessionInfo] = []
         for session in cluster.sessions.values():
             yours, place = who.owns(session.principal), queued.get(session.session)

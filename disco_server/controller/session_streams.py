@@ -90,7 +90,7 @@ class ClientStreams:
                     hub.apply(hub.cluster.end(session.session, End(EndReason.CLOSED, "closed")))
                 elif said is not None:
                     _audit("session detached", session, carrier)
-                    lease = said or None
+                    lease = said or session.lease
             if not session.alive:
                 await writing
         finally:

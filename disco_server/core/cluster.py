@@ -10,6 +10,7 @@ did too, so that no lease or silence is counted while it read nothing.
 from __future__ import annotations
 
 import functools
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -240,12 +241,26 @@ def _go_on(asked: SessionTable, members: Membership, more: str) -> str:
     return f"{more}, or ask for fewer workers{one_kind}"
 
 
+def _held_by_lost(sessions: Iterable[SessionTable], now: float) -> str:
+    """Says which sessions whose programs are away hold slots, and for how long at most."""
+    told: list[str] = []
+    for each in sessions:
+        if (left := each.lease_left(now)) is not None:
+            # In steps: what is told again and again is shown where it has changed.
+            left = min(each.patience, math.ceil(left / _STEP_S) * _STEP_S)
+            why = "is detached" if each.detached else "has lost its program"
+            told.append(f"session {each.name!r} {why}, its slots are free in at most {left:g} s")
+    return some(told) if told else ""
+
+
 def _away(session: SessionTable, now: float) -> str:
     """Says for how long a session whose program is away still holds its slots."""
     if session.state is not SessionState.DETACHED:
         return ""
     return f", which is away; free in {max(0.0, session.deadline - now):.0f} s unless it comes back"
 
+
+_STEP_S = 10.0
 
 LATELY_S = 600.0
 """For how many seconds lists still have a session that has ended."""
@@ -677,13 +692,14 @@ class Cluster:
         return [SessionGone(session.session)]
 
     def client_left(self, session_id: int, now: float, lease: float | None = None) -> list[Effect]:
-        """A client's stream broke, or it detached; `lease` is the time for another to attach."""
+        """A client's stream broke, or it detached with a `lease`, for another to attach."""
         session = self.sessions.get(session_id)
         if session is None or not session.alive:
             return []
         if session.state is not SessionState.RUNNING or session.lease <= 0:
             return self.end(session_id, End(EndReason.CLOSED, "its client went away"))
         session.step(SessionEvent.DETACH)
+        session.detached = lease is not None
         session.patience = session.lease if lease is None else lease
         session.deadline = now + session.patience
         return []
@@ -748,11 +764,17 @@ class Cluster:
                 return tables[(own or found)[0]]
         return None
 
-    def waiting(self) -> dict[int, str]:
+    def held_by_lost(self, now: float) -> str:
+        """Which sessions hold slots although their programs are away, in words; may be empty."""
+        return _held_by_lost(self.sessions.values(), now)
+
+    def waiting(self, now: float) -> dict[int, str]:
         """What room each session that waits needs and there is, in words, by its id."""
         if not self.queue:
             return {}
         members, why = self.members, _draining(self.members)
+        if held := self.held_by_lost(now):
+            why += f"; {held}"
         there = f"{members.free_slots} of {many(members.total_slots, 'slot')} free{why}"
         return {s.session: f"needs {s.num_workers}, {there}" for s in self.queue}
 

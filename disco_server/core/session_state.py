@@ -208,6 +208,7 @@ class SessionTable:
             by the time in which the controller ran.
         lease: Seconds that it waits for its client, or its ranks for a controller.
         patience: The same for the client that is away now, which may have asked for more.
+        detached: Whether that client said that it goes.
         shares: Its ranks by node, once placed; set by `put_on`.
         nodes: The names of these nodes.
         waiting_for: Nodes that have not yet said "ready", or later "gone".
@@ -234,6 +235,7 @@ class SessionTable:
     principal: str = ""
     lease: float = 0.0
     patience: float = 0.0
+    detached: bool = False
     state: SessionState = SessionState.QUEUED
     shares: tuple[NodeShare, ...] = ()
     nodes: frozenset[str] = field(init=False)

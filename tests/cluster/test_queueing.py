@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +12,13 @@ from contextlib import ExitStack
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
 from disco_client import Session, connect, errors
 from disco_client.pb import controller_pb2, controller_pb2_grpc
 from disco_client.transport.channel import target
 from disco_server.cli.local import LocalCluster
+from disco_server.cli.main import main
 
 
 @pytest.fixture
@@ -78,6 +83,47 @@ def test_a_waiting_session_starts_when_another_ends(slots, background, capfd, ev
     first.shutdown()
     with waiting.result(timeout=20) as second:
         second.sync_all()
+
+
+HOLDER = """
+import signal, sys
+import disco_client
+
+session = disco_client.connect(sys.argv[1], num_workers=1, name="mine")
+print("open", flush=True)
+signal.pause()
+"""
+
+
+def test_who_comes_after_a_killed_program_learns_how_long_it_waits(
+    daemons, background, capfd, eventually
+):
+    """Which session has lost its program, and when its slots are free."""
+    controller = daemons.controller(DISCO_SESSION_LEASE_S="60")
+    daemons.worker(controller.address, "--slots", "1")
+    command = [sys.executable, "-c", HOLDER, controller.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "open\n"
+        holder.terminate()
+    waiting = background.submit(connect, controller.address, num_workers=1, timeout=50.0)
+    printed = ""
+
+    def told():
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return re.search(
+            "waiting for 1 slots: 0 of 1 are free, session 'mine' has lost its program, "
+            r"its slots are free in at most \d+ s",
+            printed,
+        )
+
+    eventually(told, what="what the wait is for")
+    listed = CliRunner().invoke(main, ["status", "--address", controller.address, "--json"])
+    assert "session 'mine' has lost its program" in listed.stdout
+    assert (
+        CliRunner().invoke(main, ["stop", "mine", "--address", controller.address]).exit_code == 0
+    )
+    waiting.result(timeout=20).shutdown()
 
 
 def test_sessions_are_served_strictly_in_order(slots, background, eventually):

@@ -207,7 +207,7 @@ def test_a_drained_node_stays_so_until_that_is_undone(cluster):
     waiting, behind = session(3, 1, deadline=1.0), session(4, 1)
     cluster.requested(waiting)
     cluster.requested(behind)
-    assert cluster.waiting() == {
+    assert cluster.waiting(0.0) == {
         3: "needs 1, 0 of 2 slots free; node 'a' drains with 2 slots (ops: new disk)",
         4: "needs 1, 0 of 2 slots free; node 'a' drains with 2 slots (ops: new disk)",
     }
@@ -220,7 +220,7 @@ def test_a_drained_node_stays_so_until_that_is_undone(cluster):
     assert of(effects, CordonNode) == [CordonNode("a", "")]
     assert [start.session for start in of(effects, StartSession)] == [behind]
     assert cluster.node_undrained("a") == []
-    assert cluster.waiting() == {}
+    assert cluster.waiting(1.0) == {}
 
 
 def test_a_session_that_would_fit_without_a_drain_is_told_how_to_undo_it(cluster):
@@ -384,6 +384,23 @@ def test_a_client_that_is_cut_off_has_its_lease(cluster):
     cluster.requested(session(2))
     assert of(cluster.client_left(2, 20.0), SessionGone) == [SessionGone(2)]
     assert cluster.client_left(2, 20.0) == []
+
+
+def test_who_waits_is_told_whose_program_is_lost(cluster):
+    """With how long its slots are held at most, in steps; a program that detached is not lost."""
+    start(cluster, 1, 3)
+    start(cluster, 2, 1)
+    assert cluster.held_by_lost(0.0) == ""
+    cluster.client_left(1, 5.0)
+    cluster.requested(session(3, deadline=1e9))
+    lost = "session 's1' has lost its program, its slots are free in at most 10 s"
+    assert cluster.held_by_lost(5.0) == cluster.held_by_lost(5.1) == lost
+    assert cluster.waiting(5.0)[3].endswith(f"0 of 4 slots free; {lost}")
+    cluster.client_left(2, 5.0, 600.0)
+    told = cluster.held_by_lost(34.0).partition(", session ")[2]
+    assert told == "'s2' is detached, its slots are free in at most 580 s"
+    cluster.client_back(1, "me")
+    assert "s1" not in cluster.held_by_lost(5.0)
 
 
 def test_without_a_lease_a_session_ends_with_its_connection():
