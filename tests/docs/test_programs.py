@@ -235,7 +235,8 @@ class TypedTerminal:
 
     def close(self) -> None:
         """Ends what the page has left, which is nothing unless a step of it failed."""
-        self.type("kill -KILL $(jobs -p) 2>/dev/null; disco local --stop")
+        # In a subshell, as of $(jobs -p), a shell need not know its jobs.
+        self.type("jobs -p > .jobs; kill -KILL $(cat .jobs) 2>/dev/null; disco local --stop")
         self._shell.communicate("exit\n", timeout=30)
 
 
@@ -267,6 +268,30 @@ def test_a_page_is_typed_from_its_first_line_to_its_last(page, terminal):
         if command.startswith("pip ") and re.search("No matching distribution|Could not", printed):
             pytest.skip(f"no package index is reached: {printed}")
         assert same(shown, printed), f"$ {command}\n{printed}"
+
+
+@pytest.mark.timeout(150)
+def test_the_cluster_of_its_page_runs_the_program_that_it_names(tmp_path):
+    """Typed as it is written, but for the address of one machine, and daemons in the background."""
+    programs = {name: text for text, name, _ in PROGRAM.findall((ROOT / "README.md").read_text())}
+    (tmp_path / "scale.py").write_text(programs["scale.py"], "utf-8")
+    here = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.1"
+    blocks = BLOCK.findall((ROOT / "docs" / "cluster.md").read_text("utf-8"))
+    lines = "".join(text for kind, text in blocks if kind == "sh").replace("\\\n", "")
+    terminal = TypedTerminal(tmp_path)
+    try:
+        for line in lines.replace("10.0.0.1", here).splitlines():
+            waits = line.startswith(("disco-controller", "disco-worker"))
+            printed = terminal.type(f"{line} > log 2>&1 &" if waits else line)
+            if line == "python scale.py":
+                assert printed.endswith("worker 2 has [100. 100. 100.]\n"), printed
+            elif line.startswith("disco status"):
+                assert "ready" in printed
+                break
+        else:
+            pytest.fail("the page shows no status")
+    finally:
+        terminal.close()
 
 
 @pytest.mark.parametrize("page", TYPED)
