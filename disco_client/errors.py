@@ -621,6 +621,8 @@ class RemoteFailure:
         step: The number of the step of that program, from 1.
         program_name: The name of the program, where known.
         captured_at: The client's line that captured the step, where known.
+        missing: The name that is registered for no function or class there, where that is
+            what went wrong.
 
     Examples:
         >>> ref = session.get_global_func("numpy.reshape")(np.ones(2), (3,))
@@ -644,6 +646,7 @@ class RemoteFailure:
     step: int = 0
     program_name: str = ""
     captured_at: IssuedAt | None = None
+    missing: str = ""
 
 
 class RemoteError(DiscoError):

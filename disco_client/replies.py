@@ -27,6 +27,7 @@ from disco_client.errors import (
 from disco_client.output import say
 from disco_client.reentry import Event, owned
 from disco_client.scopes import NO_SCOPE, Scope
+from disco_client.sources import name_source
 from disco_client.threads import start_thread
 from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.wire.codec import (
@@ -407,7 +408,7 @@ class Inbox:
 
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)
-        failure = self._explain(failure)
+        failure = name_source(self._explain(failure))
         # Of several workers that report the same command, the first one has it looked up.
         origin = None if failure.seq in self._failed else self._origin(failure.seq)
         with self._lock:

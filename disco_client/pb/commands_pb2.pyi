@@ -315,6 +315,7 @@ class Failure(google.protobuf.message.Message):
     NODE_FIELD_NUMBER: builtins.int
     PROGRAM_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
     seq: builtins.int
     """The command that failed first, and the worker it failed on."""
     worker: builtins.int
@@ -331,6 +332,8 @@ class Failure(google.protobuf.message.Message):
     the number of the recorded command, from 1; 0 outside of programs.
     """
     step: builtins.int
+    missing: builtins.str
+    """The name that is registered for no function or class there, where that is the failure."""
     def __init__(
         self,
         *,
@@ -344,7 +347,8 @@ class Failure(google.protobuf.message.Message):
         node: builtins.str = ...,
         program: builtins.int = ...,
         step: builtins.int = ...,
+        missing: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["exception", b"exception", "function", b"function", "kind", b"kind", "message", b"message", "node", b"node", "program", b"program", "seq", b"seq", "step", b"step", "traceback", b"traceback", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exception", b"exception", "function", b"function", "kind", b"kind", "message", b"message", "missing", b"missing", "node", b"node", "program", b"program", "seq", b"seq", "step", b"step", "traceback", b"traceback", "worker", b"worker"]) -> None: ...
 
 global___Failure = Failure

@@ -618,6 +618,7 @@ def encode_failure(out: commands_pb2.Failure, failure: RemoteFailure, kind: Fail
     out.traceback = failure.traceback
     out.node = failure.node
     out.program, out.step = failure.program, failure.step
+    out.missing = failure.missing
 
 
 def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, FailureKind]:
@@ -636,6 +637,7 @@ def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, Failur
         traceback=encoded.traceback,
         program=encoded.program,
         step=encoded.step,
+        missing=encoded.missing,
     )
     return failure, kind
 

@@ -50,7 +50,16 @@ class ArgumentRefused(ValueError):
 
 
 class FunctionMissing(LookupError):
-    """There is no function or module of that name here."""
+    """There is no function or module of that name here.
+
+    Args:
+        message: What is said of it.
+        name: The name, where a function or a class would be registered by it.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class ModuleNotAllowed(PermissionError):
@@ -98,6 +107,7 @@ def describe_failure(
         function=function,
         exception="" if own else _qualified(type(error)),
         traceback="" if own else _cut(_traceback_of(error), MAX_TRACEBACK),
+        missing=error.name if isinstance(error, FunctionMissing) else "",
     )
     return failure, kind
 

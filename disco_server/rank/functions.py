@@ -36,6 +36,7 @@ __all__ = [
     "import_allowed",
     "register_func",
     "registered",
+    "registered_by",
     "registry",
     "resolve",
     "writes_into",
@@ -333,6 +334,7 @@ OWN_NAMES = "runtime.disco."
 """How the names of functions begin that no module of a session registers."""
 
 _registry: dict[str, Callable[..., Any]] = {}
+_homes: dict[str, tuple[str, str]] = {}
 _destinations: dict[int, tuple[object, int]] = {}
 
 
@@ -416,6 +418,14 @@ def enter_name(table: dict[str, _F], name: str, thing: _F, *, override: bool) ->
         msg = f"{name!r} is registered already; override=True replaces it"
         raise ValueError(msg)
     table[name] = thing
+    # The code that applies the decorator: what it registers may be of another module.
+    where = sys._getframe(2).f_globals  # noqa: SLF001
+    _homes[name] = str(where.get("__name__")), str(where.get("__file__") or "")
+
+
+def registered_by(name: str) -> tuple[str, str] | None:
+    """The module of this process that registered a function or a class, and its file, if any."""
+    return _homes.get(name)
 
 
 def _is_reloaded(known: object, func: object) -> bool:
@@ -514,7 +524,7 @@ def resolve(
     if func is None and module_allowed("tvm", patterns):
         func = find_global(name)
     if func is None:
-        raise FunctionMissing(f"{_missing(name, patterns)}{more}")
+        raise FunctionMissing(f"{_missing(name, patterns)}{more}", name)
     refuse_unrunnable(func, name)
     return func
 

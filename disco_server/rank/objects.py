@@ -143,7 +143,7 @@ def find_class(name: str, patterns: Sequence[str]) -> type:
     elif module:
         why = f", and module {module!r} is not on its allow-list (--allow-module)"
     msg = f"no class named {name!r} is registered on this worker{_near(name, _classes)}{why}"
-    raise FunctionMissing(msg)
+    raise FunctionMissing(msg, name)
 
 
 def _check_open(kind: type, patterns: Sequence[str]) -> None:

@@ -179,3 +179,71 @@ def test_a_program_brings_itself(write, kind):
     path = write(PROGRAM.replace("open_kind", kind), "disco_program.py")
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert done.stdout == "['disco_program 0', 'disco_program 1']\n" * 2, done.stderr
+
+
+FORGETFUL = """\
+import disco_client
+import disco_server
+import disco_helping
+
+@disco_server.register_func("tests.forgotten")
+def forgotten():
+    return 1
+
+@disco_server.register_class("tests.Forgotten")
+class Forgotten:
+    pass
+
+def attempt(call):
+    try:
+        with session.scope():
+            call()
+            session.sync_all()
+    except disco_client.FunctionNotFound as error:
+        print(str(error).splitlines()[0])
+
+def capture():
+    with session.capture() as program:
+        program.output(session.get_global_func("tests.forgotten")())
+    program().get()
+
+if __name__ == "__main__":
+    with disco_client.ProcessSession(1) as session:
+        attempt(lambda: session.get_global_func("tests.forgotten"))
+        attempt(lambda: session.create("tests.Forgotten"))
+        attempt(lambda: session.get_global_func("tests.helping"))
+        attempt(lambda: session.get_global_func("tests.registered_nowhere"))
+        attempt(capture)
+"""
+
+
+def test_who_forgot_it_is_told_which_file_to_bring(write):
+    """Of a function, a class and a step of a program: what registers it here, and the call."""
+    write(
+        "import disco_server\n@disco_server.register_func('tests.helping')\ndef f(): ...\n",
+        "disco_helping.py",
+    )
+    program = write(FORGETFUL, "disco_forgetful.py")
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    said = ran.stdout.splitlines()
+    assert len(said) == 5, ran.stderr
+    own = f"in {str(program)!r}; call session.load_source(__file__) first"
+    helper = str(program.with_name("disco_helping.py"))
+    for line, name, how in (
+        (said[0], "tests.forgotten", own),
+        (said[1], "tests.Forgotten", own),
+        (said[2], "tests.helping", f"in {helper!r}; call session.load_source({helper!r}) first"),
+        (said[4], "tests.forgotten", own),
+    ):
+        assert line == f"{name!r} is registered by this program, and not on this worker: {how}"
+    assert "no function named 'tests.registered_nowhere' is registered" in said[3]
+
+
+def test_what_is_registered_in_no_file_is_to_be_put_into_one():
+    """As in a notebook, or behind ``python -c``."""
+    program = FORGETFUL.replace("import disco_helping\n", "")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    said = "in no file; put it into one, and call session.load_source(path) first"
+    assert ran.stdout.splitlines()[0].endswith(said), ran.stderr
