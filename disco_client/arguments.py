@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 from inspect import iscoroutinefunction
 from typing import Any, Protocol, SupportsIndex, cast
 
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.text import hidden_in
 from disco_client.wire.limits import MAX_WORKERS
 
@@ -202,12 +202,12 @@ def dims_of(shape: object) -> Iterable[Any]:
     """The extents in a shape.
 
     Raises:
-        TypeError: It is no shape.
+        DtypeError: It is no shape.
     """
     if isinstance(shape, Iterable) and not isinstance(shape, (str, bytes)):
         return shape  # pyright: ignore[reportUnknownVariableType]
     msg = f"expected a shape such as (2, 3), got {shape!r}"
-    raise TypeError(msg)
+    raise DtypeError(msg)
 
 
 def _integer(what: str, value: object) -> int:

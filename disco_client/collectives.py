@@ -61,7 +61,8 @@ def scatter(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -
     if array.ndim == 0 or array.shape[0] != core.num_workers:
         msg = (
             f"expected an array with {core.num_workers} slices on its first axis, one for "
-            f"each worker, got shape {array.shape}"
+            f"each worker, got shape {array.shape}; session.distribute(array, placement='S[0]') "
+            "gives each worker its part of any number"
         )
         raise ConfigError(msg)
     if dst is None:

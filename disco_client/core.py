@@ -38,6 +38,7 @@ from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
+from disco_client.sources import described
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import (
@@ -60,7 +61,7 @@ from disco_client.wire.codec import (
     tickets_in,
 )
 from disco_client.wire.host_arrays import Array, as_destination, as_host_array, as_numbers
-from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, device_of, dtype_from_name
+from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, checked_dtype, device_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -737,6 +738,7 @@ class SessionCore:
         args: tuple[object, ...],
         keywords: Mapping[str, object],
         workers: Sequence[int] = (),
+        added: int = 0,
     ) -> DRef:
         """Calls a function with keyword arguments, or on some workers alone.
 
@@ -745,12 +747,13 @@ class SessionCore:
             args: The arguments without names.
             keywords: Those with names.
             workers: The workers that execute it; none means all.
+            added: How many of the first arguments are not the program's.
         """
         if self.recorders and (here := self.here()) is not self:
-            return here.call_with(func, args, keywords, workers)
+            return here.call_with(func, args, keywords, workers, added)
         if not isinstance(func, DRef):
             _refuse_function(func)
-        return self._call_with_values(self.check_ref(func), args, keywords, workers)
+        return self._call_with_values(self.check_ref(func), args, keywords, workers, added)
 
     def _call_with_values(
         self,
@@ -758,12 +761,13 @@ class SessionCore:
         args: tuple[object, ...],
         keywords: Mapping[str, object] | None = None,
         workers: Sequence[int] = (),
+        added: int = 0,
     ) -> DRef:
         """Calls a function with arguments of any kind that may travel."""
         uploads = self.uploads(workers)
 
         def fill(command: EncodedCommand) -> int:
-            self.encode_arguments(command, enumerate(args), uploads)
+            self.encode_arguments(command, enumerate(args, -added), uploads)
             if keywords:
                 self.encode_arguments(command, keywords.items(), uploads)
                 encode_names(command, keywords)
@@ -782,7 +786,7 @@ class SessionCore:
         return out
 
     def encode_arguments(
-        self, command: EncodedCommand, args: Iterable[tuple[object, object]], uploads: Uploads
+        self, command: EncodedCommand, args: Iterable[tuple[str | int, object]], uploads: Uploads
     ) -> None:
         """Writes arguments into a command.
 
@@ -798,7 +802,7 @@ class SessionCore:
             try:
                 encode_value(command.args.add(), arg, uploads, self.register_of)
             except EncodingError as error:
-                raise error.within(f"argument {name!r}") from error.__cause__
+                raise error.of(name) from error.__cause__
 
     def uploads(
         self, workers: Sequence[int] = (), take_ticket: Callable[[], int] | None = None
@@ -853,7 +857,8 @@ class SessionCore:
         in_group: bool = True,
     ) -> DRef:
         """Allocates an uninitialised array on the workers; see ``Session.empty``."""
-        extents, kind = Shape(dims_of(shape)), dtype_from_name(dtype)
+        extents = Shape(dims_of(shape))
+        kind = checked_dtype(extents, dtype)
         where = device_of(device), bool(worker0_only), bool(in_group)
         made = self.call_builtin("runtime.disco.empty", extents, kind, *where)
         return _holding(made, extents, kind)
@@ -1337,10 +1342,7 @@ class SessionCore:
 
 
 def _refuse_function(func: object) -> NoReturn:
-    msg = (
-        f"expected a function reference (from get_global_func or a module), got {func!r} "
-        f"of type {type(func).__name__}"
-    )
+    msg = f"expected a function reference (from get_global_func or a module), got {described(func)}"
     raise TypeError(msg)
 
 

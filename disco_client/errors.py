@@ -103,7 +103,7 @@ class ConfigError(DiscoError, ValueError):
 
 
 class DtypeError(ConfigError, TypeError):
-    """A function does not take operands of these dtypes; numpy raises a TypeError there.
+    """Operands, an axis or a shape are of a type that is not taken; numpy raises a TypeError there.
 
     Examples:
         >>> days = session.distribute(np.array(["2026-01-01", "2026-01-03"], "datetime64[D]"))
@@ -186,14 +186,17 @@ class EncodingError(DiscoError, TypeError):
     """A value is not of a kind that may travel; nothing was sent.
 
     Examples:
-        >>> session.get_global_func("numpy.add")(object(), 1)
+        >>> session.get_global_func("numpy.add")({"a": [1, object()]}, 1)
         Traceback (most recent call last):
             ...
-        disco_client.errors.EncodingError: ...
+        disco_client.errors.EncodingError: argument 0 at ['a'][1]: a value of type ...
     """
 
     path: str = ""
     """Where the value is inside the one that was given, such as ``"[0]['loss']"``."""
+
+    argument: str | int | None = None
+    """As which argument of a call that was given: its name, or its number from 0."""
 
     def within(self, step: str) -> EncodingError:
         """The same error of the value that surrounds this one.
@@ -205,6 +208,17 @@ class EncodingError(DiscoError, TypeError):
         path = step + self.path
         error = type(self)(f"at {path}: {message}")
         error.path = path
+        return error
+
+    def of(self, argument: str | int) -> EncodingError:
+        """The same error of an argument of a call.
+
+        Args:
+            argument: Its name, or its number from 0.
+        """
+        error = type(self)(f"argument {argument!r}{' ' if self.path else ': '}{self}")
+        error.path = self.path
+        error.argument = argument
         return error
 
 

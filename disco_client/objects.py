@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from disco_client.arguments import WorkerGrid, check_chosen
 from disco_client.copies import Handle
 from disco_client.core import ChosenFunction, DPackedFunc, DRef, SessionCore, core_of
+from disco_client.sources import described
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,9 +130,8 @@ def create(
 ) -> DObject:
     """Makes an object on every worker; see ``Session.create``."""
     if not isinstance(name, str):
-        msg = f"expected the name of a class, got {name!r} of type {type(name).__name__}"
-        raise TypeError(msg)
-    made = core.call_with(core.builtin(CREATE), (name, *args), keywords)
+        raise TypeError(f"expected the name of a class, a str, got {described(name)}")
+    made = core.call_with(core.builtin(CREATE), (name, *args), keywords, added=1)
     return DObject(made, made.session)
 
 

@@ -14,6 +14,7 @@ from disco_client.output import LogSink, print_logs
 from disco_client.reentry import import_uninterrupted
 from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
+from disco_client.sources import described
 
 if TYPE_CHECKING:
     import os
@@ -263,14 +264,16 @@ class Session:
             The function, at once; a missing one is an error of the next sync
             (:class:`~disco_client.FunctionNotFound`).
 
+        Raises:
+            TypeError: It is no name.
+
         Examples:
             >>> norm = session.get_global_func("numpy.linalg.norm")
             >>> print(norm(session.broadcast(np.array([3.0, 4.0]))).get())
             5.0
         """
         if not isinstance(name, str):
-            msg = f"expected a function's name, got {name!r} of type {type(name).__name__}"
-            raise TypeError(msg)
+            raise TypeError(f"expected a function's name, a str, got {described(name)}")
         return self._core.here().look_up(name)
 
     def call_packed(self, func: DRef, /, *args: object, **keywords: object) -> DRef:
@@ -278,7 +281,7 @@ class Session:
 
         Args:
             func: What :meth:`get_global_func` or a module returned.
-            *args: None, bool, int of 64 bits, float, str, bytes, dtype, Device,
+            *args: None, bool, signed int of 64 bits, float, str, bytes, dtype, Device,
                 Shape, arrays, references, and lists or string-keyed dicts of them.
                 Dtypes, devices and shapes may be TVM's, and arrays of any library
                 that speaks DLPack, in the CPU's memory. A reference becomes what
@@ -495,8 +498,7 @@ class Session:
             in_group: See ``worker0_only``.
 
         Raises:
-            ConfigError: A wrong dtype or device.
-            TypeError, ValueError: A wrong shape.
+            ConfigError: A wrong shape, dtype or device, or an array larger than any.
 
         Examples:
             >>> session.empty((2, 3), "float32").numpy().shape
@@ -975,7 +977,7 @@ class Session:
 
         Args:
             src: A host array as for :meth:`copy_to_worker_0`, whose first axis has one
-                entry for each worker.
+                entry for each worker; :meth:`distribute` divides any number of rows.
             dst: An array of a slice's size and dtype on every worker; None
                 allocates one of shape ``src.shape[1:]``.
             in_group: Worker w receives ``src[w]`` either way.

@@ -1,4 +1,4 @@
-"""Which file of this program brings the workers a function that they lack."""
+"""What this program registers itself, in words: for errors of workers that lack it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from disco_client.errors import RemoteFailure
 
-__all__ = ["name_source"]
+__all__ = ["described", "name_source"]
 
 
 def name_source(failure: RemoteFailure) -> RemoteFailure:
     """Says of a name that a worker lacks, and this program registers, how to bring it there."""
-    # Where the program has not imported the server, it registers nothing.
-    server: Any = sys.modules.get("disco_server.rank.functions")
-    if server is None or not failure.missing:
-        return failure
-    home = server.registered_by(failure.missing)
+    server = _server()
+    home = server.registered_by(failure.missing) if server and failure.missing else None
     if home is None:
         return failure
     module, file = home
@@ -29,3 +26,16 @@ def name_source(failure: RemoteFailure) -> RemoteFailure:
         where = "in no file; put it into one, and call session.load_source(path) first"
     message = f"{failure.missing!r} is registered by this program, and not on this worker: {where}"
     return replace(failure, message=message)
+
+
+def described(thing: object) -> str:
+    """What was given instead of a name, with the names under which this program registers it."""
+    server = _server()
+    names: list[str] = server.names_of(thing) if server else []
+    known = f", which is registered as {' and '.join(map(repr, names))}" if names else ""
+    return f"{thing!r} of type {type(thing).__name__}{known}"
+
+
+def _server() -> Any:
+    """The registry of this process; None where the program has not imported it."""
+    return sys.modules.get("disco_server.rank.functions")

@@ -17,6 +17,7 @@ from disco_client.distributed.ops import (
     Pattern,
     as_index,
     choose,
+    integers,
     normal_axes,
     normal_axis,
     numpy_dtype,
@@ -296,7 +297,7 @@ def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]
     """First and last of each section, by their number or by where the later ones begin."""
     count = as_index(sections)
     if count is None:
-        at = [0, *map(operator.index, several(sections)), extent]
+        at = [0, *integers("split", several(sections)), extent]
         return list(pairwise(at))
     if count < 1:
         raise ConfigError(f"expected a number of sections from 1, got {count}")

@@ -13,8 +13,8 @@ import numpy as np
 
 from disco_client.core import Renewable
 from disco_client.distributed.composites import COMPOSITES
-from disco_client.distributed.dtensor import Computing, DTensor, Origin
-from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
+from disco_client.distributed.mesh import DeviceMesh, checked_shape
 from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
 from disco_client.distributed.partial_sums import NumberStructInfo
@@ -41,7 +41,14 @@ from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.host_arrays import as_host_array
-from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, dtype_name, is_floating, is_int64
+from disco_client.wire.values import (
+    INLINE_ARRAY_BYTES,
+    Shape,
+    dtype_name,
+    is_floating,
+    is_int64,
+    not_int64,
+)
 
 if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
@@ -404,9 +411,7 @@ def make_mesh(
     core: SessionCore, shape: Sequence[int] | int | None, names: Sequence[str]
 ) -> DeviceMesh:
     """Makes a mesh of a session's first workers; see ``Session.mesh``."""
-    if isinstance(shape, int):
-        shape = (shape,)
-    extents = (core.num_workers,) if shape is None else tuple(shape)
+    extents = (core.num_workers,) if shape is None else checked_shape(several(shape))
     mesh = DeviceMesh(extents, range(math.prod(extents)), names)
     return check_mesh(mesh, core.num_workers)
 
@@ -438,8 +443,10 @@ def _large_integer(number: int, operands: Sequence[Any]) -> float | np.uint64:
             return float(number)
     elif dtype == np.uint64 and 0 <= number < 1 << 64:
         return np.uint64(number)
-    msg = f"{dtype} has no number of {number.bit_length()} bits: expected an integer of 64 bits"
-    raise EncodingError(f"{msg}, or one beside floating-point tensors, got {number!s:.40}")
+    raise EncodingError(
+        f"{dtype} has no such number: {not_int64(number)}; beside floating-point tensors it is one"
+        " of theirs"
+    )
 
 
 def frozen(value: Any) -> Any:

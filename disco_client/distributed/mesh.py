@@ -8,11 +8,12 @@ from typing import Any, Protocol, SupportsIndex, cast, final
 
 import numpy as np
 
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.notebook import html_of
-from disco_client.wire.values import Shape
+from disco_client.wire.limits import MOST_WORKERS
+from disco_client.wire.values import Shape, shown
 
-__all__ = ["DeviceMesh", "device_mesh"]
+__all__ = ["DeviceMesh", "checked_shape", "device_mesh"]
 
 
 class RangeLike(Protocol):
@@ -47,9 +48,10 @@ class DeviceMesh:
         names: The names of the axes; empty where they have none.
 
     Raises:
-        TypeError: The shape or the ids are of another type.
+        DtypeError: The shape or the ids are of another type.
         ConfigError: There are more or fewer ids than the shape has places, an extent
-            is below 1, a worker is negative or named twice, or the names do not fit.
+            is below 1, there are more places than any session has workers, a worker is
+            negative or named twice, or the names do not fit.
 
     Examples:
         >>> mesh = distributed.DeviceMesh((2, 2), range(4), ("dp", "tp"))
@@ -65,16 +67,10 @@ class DeviceMesh:
         device_ids: Sequence[int] | range | RangeLike,
         names: Sequence[str] = (),
     ) -> None:
-        self.shape: Shape = Shape(_checked_shape(shape))
+        self.shape: Shape = Shape(checked_shape(shape))
         device_ids = _plain_range(device_ids)
         self.device_range: range | None = device_ids if isinstance(device_ids, range) else None
-        self.device_ids: list[int] = _checked_ids(device_ids)
-        if math.prod(self.shape) != len(self.device_ids):
-            msg = (
-                f"expected as many workers as a mesh of shape {tuple(self.shape)} has places,"
-                f" {math.prod(self.shape)}, got {len(self.device_ids)}"
-            )
-            raise ConfigError(msg)
+        self.device_ids: list[int] = _checked_ids(device_ids, self.shape)
         self.names: tuple[str, ...] = _checked_names(names, len(self.shape))
         self._key = (tuple(self.shape), tuple(self.device_ids), self.names)
         self._grid = np.array(self.device_ids, np.int64).reshape(self.shape)
@@ -181,14 +177,22 @@ def device_mesh(
     return DeviceMesh(shape, device_ids, names)
 
 
-def _checked_shape(shape: object) -> list[int]:
+def checked_shape(shape: object) -> list[int]:
+    """The extents of a mesh.
+
+    Raises:
+        DtypeError: It is no tuple or list of integers.
+        ConfigError: No session has such a mesh.
+    """
     if not isinstance(shape, (tuple, list)):
         msg = f"expected the shape of a mesh as a tuple or list, got {shape!r}"
-        raise TypeError(msg)
+        raise DtypeError(msg)
     found = [_integer("an extent", extent) for extent in cast("Sequence[object]", shape)]
-    for extent in found:
-        if extent < 1:
-            raise ConfigError(f"expected extents of at least 1 in the shape of a mesh, got {found}")
+    if min(found, default=1) < 1 or math.prod(found) > MOST_WORKERS:
+        raise ConfigError(
+            "expected extents of at least 1 in the shape of a mesh, of at most"
+            f" {MOST_WORKERS} workers, got {shown(found)}"
+        )
     return found
 
 
@@ -202,10 +206,16 @@ def _plain_range(ids: Any) -> Any:
     return range(first, first + count)
 
 
-def _checked_ids(device_ids: object) -> list[int]:
+def _checked_ids(device_ids: object, shape: Shape) -> list[int]:
     if not isinstance(device_ids, (tuple, list, range)):
         msg = f"expected the workers of a mesh as a list, tuple or range, got {device_ids!r}"
-        raise TypeError(msg)
+        raise DtypeError(msg)
+    if math.prod(shape) != len(device_ids):  # pyright: ignore[reportUnknownArgumentType]
+        msg = (
+            f"expected as many workers as a mesh of shape {tuple(shape)} has places,"
+            f" {math.prod(shape)}, got {len(device_ids)}"  # pyright: ignore[reportUnknownArgumentType]
+        )
+        raise ConfigError(msg)
     found = [_integer("a worker", worker) for worker in cast("Sequence[object]", device_ids)]
     known: set[int] = set()
     for worker in found:
@@ -226,5 +236,5 @@ def _checked_names(names: Sequence[str], ndim: int) -> tuple[str, ...]:
 def _integer(what: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         msg = f"expected an integer for {what} of the mesh, got {value!r}"
-        raise TypeError(msg)
+        raise DtypeError(msg)
     return value.__index__()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -12,7 +11,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.ops import as_index, normal_axes, normal_axis, numpy_dtype
+from disco_client.distributed.ops import as_index, integers, normal_axes, normal_axis, numpy_dtype
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.host_arrays import as_host_array
 
@@ -254,7 +253,7 @@ def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
 
 
 def _tile(engine: Computing, A: Any, reps: Any) -> DTensor:  # noqa: N803  (numpy's name)
-    counts = tuple(map(operator.index, several(reps)))
+    counts = tuple(integers("tile", several(reps)))
     if any(count < 0 for count in counts):
         raise ConfigError(f"tile: expected counts from 0, got {counts}")
     shape = tuple(A.shape)

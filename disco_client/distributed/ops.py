@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeVar, cast
 
 import numpy as np
 
+from disco_client.arguments import dims_of
 from disco_client.distributed.partial_sums import may_convert, may_scale
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -30,7 +31,7 @@ from disco_client.distributed.redistribute import RedistributionPlan, local_shap
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import coordinate_of
-from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension
+from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension, shown
 
 __all__ = [
     "LOCAL_AXIS",
@@ -43,6 +44,7 @@ __all__ = [
     "call_checked",
     "choose",
     "exact",
+    "integers",
     "letters_of",
     "normal_axes",
     "normal_axis",
@@ -630,6 +632,22 @@ def as_index(value: object) -> int | None:
         return None
 
 
+def integers(what: str, values: Iterable[object]) -> list[int]:
+    """Integers of any kind as Python's.
+
+    Args:
+        what: Which function has them as an option, for the error.
+        values: The integers.
+
+    Raises:
+        DtypeError: One is none.
+    """
+    found = [as_index(each) for each in dims_of(values)]
+    if None in found:
+        raise DtypeError(f"{what}: expected integers, got {shown(values)}")
+    return cast("list[int]", found)
+
+
 def normal_axis(axis: SupportsIndex, ndim: int) -> int:
     """An axis counted from the front.
 
@@ -818,7 +836,7 @@ def _transpose(x: TensorStructInfo, *, axes: Any = None) -> Local:
 
 @register_rule("reshape")
 def _reshape(x: TensorStructInfo, *, shape: Sequence[SupportsIndex]) -> Local:
-    before, after = tuple(x.shape), _filled(tuple(x.shape), list(map(operator.index, shape)))
+    before, after = tuple(x.shape), _filled(tuple(x.shape), integers("reshape", shape))
     inputs, output = [LOCAL_AXIS] * len(before), [LOCAL_AXIS] * len(after)
     even: list[tuple[str, int]] = []
     for number, (ours, theirs) in enumerate(_groups(before, after)):
@@ -846,7 +864,9 @@ def _filled(before: tuple[int, ...], wanted: list[int]) -> tuple[int, ...]:
         if rest and not size % rest:
             wanted[wanted.index(-1)] = size // rest
     if any(extent < 0 for extent in wanted) or math.prod(wanted) != size:
-        raise ConfigError(f"a tensor of shape {before} cannot be reshaped to {tuple(wanted)}")
+        raise ConfigError(
+            f"a tensor of shape {before} cannot be reshaped to {shown(tuple(wanted))}"
+        )
     return tuple(wanted)
 
 
@@ -932,7 +952,7 @@ def _tile(x: TensorStructInfo, *, reps: Sequence[int]) -> Local:
 @register_rule("repeat")
 def _repeat(x: TensorStructInfo, *, repeats: SupportsIndex, axis: SupportsIndex) -> Local:
     """Each element several times; a part stays one where the mesh divides the axis."""
-    place, count = normal_axis(axis, x.ndim), operator.index(repeats)
+    place, (count,) = normal_axis(axis, x.ndim), integers("repeat", (repeats,))
     if count < 0:
         raise ConfigError(f"repeat: expected a count from 0, got {count}")
     letters, extent = _letters(x.ndim), x.shape[place]

@@ -30,6 +30,7 @@ from disco_client.wire.values import (
     ffi_shape,
     is_array,
     is_int64,
+    not_int64,
     shown,
 )
 
@@ -306,8 +307,7 @@ def _encode_bool(out: EncodedValue, value: Any) -> None:
 
 def _encode_int(out: EncodedValue, value: Any) -> None:
     if not is_int64(value):
-        msg = f"expected an integer of 64 bits, got {shown(value)} ({int(value).bit_length()} bits)"
-        raise EncodingError(msg)
+        raise EncodingError(not_int64(value))
     out.int = int(value)
 
 

@@ -29,6 +29,8 @@ a number with a unit, and arrays of :mod:`disco_client.wire.array_likes`.
 from __future__ import annotations
 
 import contextlib
+import math
+import operator
 import re
 import sys
 from collections.abc import Generator, Iterable, Sequence
@@ -38,7 +40,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeGuard
 
 import numpy as np
 
-from disco_client.errors import ConfigError, EncodingError
+from disco_client.errors import ConfigError, DtypeError, EncodingError
 from disco_client.wire.arrays import byte_view, in_pieces
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "ReduceName",
     "Shape",
     "as_device",
+    "checked_dtype",
     "cpu",
     "cuda",
     "device_of",
@@ -62,6 +65,7 @@ __all__ = [
     "is_extension",
     "is_floating",
     "is_int64",
+    "not_int64",
     "rocm",
     "shown",
 ]
@@ -69,6 +73,8 @@ __all__ = [
 
 INLINE_ARRAY_BYTES = 64 * 1024
 """Arrays up to this many bytes travel inside a command; larger ones beside the log."""
+
+_MAX_ARRAY_BYTES = 1 << 46
 
 _SHOWN = 200
 """How many characters of a value's repr an error shows."""
@@ -218,8 +224,8 @@ class Shape(tuple[int, ...]):
         """Makes a shape of any integers.
 
         Raises:
-            TypeError: A dimension is not an integer.
-            ValueError: A dimension is negative.
+            DtypeError: A dimension is not an integer.
+            ConfigError: A dimension is negative.
         """
         values = tuple(_dimension(dim) for dim in dims)
         return super().__new__(cls, values)
@@ -234,13 +240,16 @@ def ffi_shape() -> type[tuple[int, ...]] | None:
 
 
 def _dimension(dim: Any) -> int:
-    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
-        msg = f"expected integer dimensions, got {dim!r} of type {type(dim).__name__}"
-        raise TypeError(msg)
-    value = int(dim.__index__())
+    try:
+        value = operator.index(dim)
+    except TypeError:
+        value = None
+    if value is None or isinstance(dim, bool):
+        msg = f"expected integer dimensions, got {shown(dim)} of type {type(dim).__name__}"
+        raise DtypeError(msg)
     if value < 0:
-        msg = f"expected dimensions of zero or more, got {value}"
-        raise ValueError(msg)
+        msg = f"expected dimensions of zero or more, got {shown(value)}"
+        raise ConfigError(msg)
     return value
 
 
@@ -293,6 +302,14 @@ def is_int64(number: int) -> bool:
     return -(1 << 63) <= number < 1 << 63
 
 
+def not_int64(number: int) -> str:
+    """Says of an integer that it has no place there."""
+    bits = int(number).bit_length()
+    return (
+        f"expected a signed integer of 64 bits, got {shown(number)} ({bits} bits without its sign)"
+    )
+
+
 def is_floating(name: str) -> bool:
     """Whether the dtype of that name holds real floating-point numbers."""
     return name.startswith(("float", "bfloat"))
@@ -330,6 +347,26 @@ def dtype_from_name(name: object) -> np.dtype[Any]:
         raise ConfigError(msg) from None
     dtype_name(dtype)
     return dtype
+
+
+def checked_dtype(shape: Sequence[int], dtype: object) -> np.dtype[Any]:
+    """The dtype of an array that is to be allocated.
+
+    Args:
+        shape: Its extents.
+        dtype: It, or its name.
+
+    Raises:
+        ConfigError: There is no such dtype or shape, or the array would be absurdly large.
+    """
+    kind, extents = dtype_from_name(dtype), Shape(shape)
+    # As numpy does, which refuses axes beyond all memory beside an empty one, too.
+    nbytes = kind.itemsize * math.prod(filter(None, extents))
+    if nbytes > _MAX_ARRAY_BYTES:
+        what = f"{kind}{shown(list(extents))}"
+        msg = f"expected an array of at most {_MAX_ARRAY_BYTES} bytes, got {what}"
+        raise ConfigError(msg)
+    return kind
 
 
 def _extension_dtype(name: str) -> np.dtype[Any]:

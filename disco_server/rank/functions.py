@@ -34,6 +34,7 @@ __all__ = [
     "function_of",
     "home_of",
     "import_allowed",
+    "names_of",
     "register_func",
     "registered",
     "registered_by",
@@ -334,7 +335,9 @@ OWN_NAMES = "runtime.disco."
 """How the names of functions begin that no module of a session registers."""
 
 _registry: dict[str, Callable[..., Any]] = {}
-_homes: dict[str, tuple[str, str]] = {}
+_homes: dict[str, tuple[object, tuple[str, str]]] = {}
+"""What was registered, functions and classes, with the module that did it, and its file."""
+
 _destinations: dict[int, tuple[object, int]] = {}
 
 
@@ -420,12 +423,18 @@ def enter_name(table: dict[str, _F], name: str, thing: _F, *, override: bool) ->
     table[name] = thing
     # The code that applies the decorator: what it registers may be of another module.
     where = sys._getframe(2).f_globals  # noqa: SLF001
-    _homes[name] = str(where.get("__name__")), str(where.get("__file__") or "")
+    home = str(where.get("__name__")), str(where.get("__file__") or "")
+    _homes[name] = thing, home
 
 
 def registered_by(name: str) -> tuple[str, str] | None:
     """The module of this process that registered a function or a class, and its file, if any."""
-    return _homes.get(name)
+    return _homes[name][1] if name in _homes else None
+
+
+def names_of(thing: object) -> list[str]:
+    """The names under which a function or a class is registered in this process."""
+    return [name for name, (known, _) in _homes.items() if known is thing]
 
 
 def _is_reloaded(known: object, func: object) -> bool:

@@ -31,8 +31,11 @@ def test_names_that_a_function_lacks_are_errors_of_the_call(session, tools):
     add(1, third=2)
     with pytest.raises(di.RemoteException, match=r"TypeError: .*third"):
         session.sync_all()
-    for wrong in ({"second": object()}, {"\ud800": 1}):
-        with pytest.raises(di.EncodingError):
+    for wrong, text in (
+        ({"second": {"a": (1, object())}}, r"^argument 'second' at \['a'\]\[1\]: a value of type"),
+        ({"\ud800": 1}, "expected keywords that UTF-8 can encode"),
+    ):
+        with pytest.raises(di.EncodingError, match=text):
             add(1, **wrong)
     assert tools.fetch(add(first=1, second=2)) == [3] * session.num_workers
 

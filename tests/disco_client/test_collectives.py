@@ -209,8 +209,9 @@ def test_a_host_array_is_scattered_along_its_first_axis(session, in_group, given
 @both
 @pytest.mark.parametrize("host", [np.zeros(2), np.zeros((5, 4)), 5.0], ids=["2", "5", "none"])
 def test_a_first_axis_of_another_length_is_refused(session, host, in_group):
-    """Here, with both numbers."""
-    with pytest.raises(ConfigError, match=r"4 slices .* got shape"):
+    """Here, with both numbers, and with the call that divides any number of rows."""
+    divides = r"4 slices .* got shape.*session\.distribute\(array, placement='S\[0\]'\)"
+    with pytest.raises(ConfigError, match=divides):
         session.scatter(host, None, in_group)
 
 

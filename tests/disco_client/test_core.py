@@ -9,6 +9,7 @@ import pytest
 
 from disco_client import Session, ThreadedSession
 from disco_client.core import core_of
+from disco_server import register_class, register_func
 
 
 def test_a_reference_alone_keeps_its_session_open():
@@ -33,6 +34,31 @@ def test_a_reference_alone_keeps_its_session_open():
     finally:
         gc.enable()
     assert "was shut down" in str(ended.closed)
+
+
+def test_what_is_registered_is_given_by_its_name():
+    """Instead of the function or class itself; the error says that name."""
+
+    @register_func("tests.given_itself", override=True)
+    def given():
+        pass
+
+    kind = register_class("tests.GivenItself", override=True)(type("GivenItself", (), {}))
+    with ThreadedSession(1) as session:
+        for give, words in (
+            (
+                lambda: session.get_global_func(given),
+                "a str, .* registered as 'tests.given_itself'",
+            ),
+            (lambda: session.create(kind), "a str, .* registered as 'tests.GivenItself'"),
+            (lambda: session.call_packed(given), "registered as 'tests.given_itself'"),
+            (
+                lambda: session.get_global_func(len),
+                "a str, got <built-in function len> of type .*method$",
+            ),
+        ):
+            with pytest.raises(TypeError, match=words):
+                give()
 
 
 def test_the_session_of_references_made_in_a_capture_is_one():

@@ -17,7 +17,7 @@ import numpy as np
 from disco_client.errors import RemoteFailure
 from disco_client.wire.arrays import empty_array
 from disco_client.wire.codec import FailureKind, type_name
-from disco_client.wire.values import Device, Shape, dtype_from_name
+from disco_client.wire.values import Device, Shape, checked_dtype, dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
 from disco_server.devices.base import on_device
@@ -33,13 +33,12 @@ if TYPE_CHECKING:
     from disco_server.collectives.group import ProcessGroup
 
 Array = np.ndarray[Any, Any]
-_MAX_BYTES = 1 << 46
 _HOST = Device("cpu", 0)
 _FAILED_IMPORTS = 4
 _IMPORT_TEXT = 512
 """How many imports that failed are kept for later messages, and how much of each."""
 
-__all__ = ["checked_dtype"]
+__all__: list[str] = []
 
 
 # To make a member of an enum of its number is a call, which counts where calls take microseconds.
@@ -122,8 +121,8 @@ def empty(
     """Allocates an uninitialised array, or returns None where it is not for this rank.
 
     Raises:
-        ArgumentRefused: The device is neither this worker's nor the CPU, or the size
-            is absurd.
+        ArgumentRefused: The device is neither this worker's nor the CPU.
+        ConfigError: There can be no such array.
     """
     worker = current_worker()
     if isinstance(where, str):
@@ -136,22 +135,6 @@ def empty(
         return None
     kind = checked_dtype(shape, dtype)
     return empty_array(tuple(shape), kind) if on_host else worker.arrays.empty(shape, kind)
-
-
-def checked_dtype(shape: Sequence[int], dtype: Any) -> np.dtype[Any]:
-    """Reads the dtype of an array to allocate.
-
-    Raises:
-        ArgumentRefused: The size of that array is absurd.
-    """
-    kind = dtype_from_name(dtype)
-    nbytes = kind.itemsize
-    for dim in Shape(shape):
-        nbytes *= dim
-    if nbytes > _MAX_BYTES:
-        msg = f"expected an array of at most {_MAX_BYTES} bytes, {kind}{list(shape)} has {nbytes}"
-        raise ArgumentRefused(msg)
-    return kind
 
 
 @register_func("runtime.disco._import_python_module")

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from disco_client.wire.values import Shape
+from disco_client.wire.values import Shape, checked_dtype
 from disco_server.collectives.types import ReduceOp, UnavailableError
 from disco_server.modules.tvm_storage import alloc_storage, clear_storage
-from disco_server.rank.builtins.core import checked_dtype
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import OWN_NAMES, register_func, registry, writes_into
 from disco_server.rank.worker import current_worker

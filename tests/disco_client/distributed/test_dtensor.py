@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_client import ConfigError, RemoteError
+from disco_client import ConfigError, DtypeError, RemoteError
 from disco_client.distributed import DeviceMesh, Placement
 
 MESHES = [
@@ -493,6 +493,17 @@ FAR = DeviceMesh((1,), [7])
             "names worker 7",
         ),
         (lambda x, s: s.mesh((5,)), ConfigError, "names worker 4"),
+        (lambda x, s: s.mesh((10**12,)), ConfigError, "of at most 65536 workers"),
+        (lambda x, s: s.mesh(-1), ConfigError, "extents of at least 1"),
+        (lambda x, s: s.mesh(2.5), DtypeError, "an integer for an extent of the mesh, got 2.5"),
+        (lambda x, s: s.mesh((2, 2.0)), DtypeError, "an integer for an extent of the mesh"),
+        (lambda x, s: x.reshape(6, 2.0), DtypeError, r"expected integers, got \(6, 2.0\)"),
+        (lambda x, s: x.reshape("ab"), DtypeError, "expected integers, got "),
+        (lambda x, s: s.apply("reshape", x, shape=4), DtypeError, "expected a shape such as"),
+        (lambda x, s: x.reshape(10**30), ConfigError, r"be reshaped to \(10000"),
+        (lambda x, s: np.tile(x, 1.5), DtypeError, "tile: expected integers, got "),
+        (lambda x, s: np.split(x, [1.5]), DtypeError, "split: expected integers, got "),
+        (lambda x, s: s.apply("repeat", x, repeats=1.5, axis=0), DtypeError, "expected integers"),
         (lambda x, s: x + s.distribute(np.ones(6), s.mesh((2,)), "R"), ConfigError, "on one mesh"),
         (lambda x, s: s.apply("softmax", x.astype("int32")), ConfigError, "floating-point"),
     ],

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from disco_client import ConfigError
+from disco_client import ConfigError, DtypeError
 from disco_client.distributed import DeviceMesh, device_mesh
 
 
@@ -72,11 +72,13 @@ def test_a_mesh_says_what_it_is():
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ((4, [0, 1, 2, 3]), TypeError, "the shape of a mesh as a tuple"),
-        (((2.0,), [0, 1]), TypeError, "an integer for an extent"),
-        (((2,), None), TypeError, "a list, tuple or range"),
-        (((2,), [0.0, 1.0]), TypeError, "an integer for a worker"),
-        (((2,), [True, False]), TypeError, "an integer for a worker"),
+        ((4, [0, 1, 2, 3]), DtypeError, "the shape of a mesh as a tuple"),
+        (((2.0,), [0, 1]), DtypeError, "an integer for an extent"),
+        (((2,), None), DtypeError, "a list, tuple or range"),
+        (((2,), [0.0, 1.0]), DtypeError, "an integer for a worker"),
+        (((2,), [True, False]), DtypeError, "an integer for a worker"),
+        (((10**12,), range(10**12)), ConfigError, "of at most 65536 workers"),
+        (((2,), range(10**12)), ConfigError, "has places, 2, got 10000"),
         (((2, 2), [0, 1, 2]), ConfigError, "has places, 4, got 3"),
         (((0,), []), ConfigError, "at least 1"),
         (((2,), [1, 1]), ConfigError, "worker 1 is there more than once"),

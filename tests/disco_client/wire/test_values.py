@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from disco_client import ConfigError, Device, Opaque, Shape, cpu, cuda, rocm
+from disco_client import ConfigError, Device, DtypeError, Opaque, Shape, cpu, cuda, rocm
 from disco_client.wire.values import as_device, device_of, dtype_from_name, dtype_name
 
 
@@ -98,11 +99,14 @@ def test_a_shape_is_a_tuple_of_integers_of_any_kind():
 
 @pytest.mark.parametrize(
     ("dims", "error"),
-    [([2.0], TypeError), ([True], TypeError), (["2"], TypeError), ([-1], ValueError)],
+    [
+        *(([2.0], DtypeError), ([True], DtypeError), (["2"], DtypeError)),
+        *(([np.ones(2)], DtypeError), ([-1], ConfigError)),
+    ],
 )
 def test_a_wrong_dimension_is_refused_with_what_came(dims, error):
     """Before anything is sent."""
-    with pytest.raises(error, match=repr(dims[0])):
+    with pytest.raises(error, match=re.escape(repr(dims[0]))):
         Shape(dims)
 
 

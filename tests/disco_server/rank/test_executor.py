@@ -400,7 +400,7 @@ def test_what_cannot_travel_is_answered_by_a_description(rank, value, text):
         ({"k" * 500: object()}, r"at \['k{500}'\]: a value of type builtins.object cannot travel"),
         ([{("k" * 500,): 1}], r"at \[0\]: expected string keys in a map, got tuple: "),
         ([{Shy(): 1}], r"at \[0\]: expected string keys in a map, got Shy: <its repr raised "),
-        ([10**5000], r"at \[0\]: expected an integer of 64 bits, got .*16610 bits"),
+        ([10**5000], r"at \[0\]: expected a signed integer of 64 bits, got .*16610 bits"),
         (["\ud800", "x" * 5000], r"at \[0\]: expected text that UTF-8 can encode, got "),
     ],
     ids=["array", "path", "key", "shy key", "int", "text"],
