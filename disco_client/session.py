@@ -1598,7 +1598,8 @@ class Session:
 
         Errors that no call has raised are not raised here; leaving the ``with``
         block, or :meth:`sync_all` before, raises them. In a process that was forked
-        from the session's own it does nothing, as does leaving the block there.
+        from the session's own it does nothing, as does leaving the block there. Every use
+        afterwards is :class:`~disco_client.SessionClosed`, entering a block among them.
 
         Examples:
             >>> threads = disco_client.ThreadedSession(2)
@@ -1607,6 +1608,7 @@ class Session:
         self._core.shutdown()
 
     async def __aenter__(self) -> Self:
+        self.__enter__()
         # From now on calls that would wait refuse to, in any event loop.
         self._core.log.asynchronous = True
         return self
@@ -1628,6 +1630,8 @@ class Session:
                 core.shutdown()
 
     def __enter__(self) -> Self:
+        if self._core.closed:
+            self._core.log.check_open()
         return self
 
     def __exit__(self, kind: object, value: object, trace: object) -> None:

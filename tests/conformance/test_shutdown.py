@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -45,8 +46,10 @@ def test_after_shutdown_every_call_is_one_error(open_session):
         lambda: session.broadcast([1.0]),
         lambda: session.allreduce(ref, ref),
         lambda: session.init_ccl("mpi"),
+        session.__enter__,
+        lambda: asyncio.run(session.__aenter__()),
     ):
-        with pytest.raises(di.SessionClosed):
+        with pytest.raises(di.SessionClosed, match="was shut down"):
             use()
     assert (session.num_workers, session.num_groups) == (2, 1)
 
