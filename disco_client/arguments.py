@@ -10,7 +10,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Protocol, SupportsIndex, cast
 
 from disco_client.errors import ConfigError, DtypeError
-from disco_client.text import hidden_in
+from disco_client.text import hidden_in, many
 from disco_client.wire.limits import MAX_WORKERS
 
 __all__ = [
@@ -84,7 +84,7 @@ def check_session(
         msg = f"expected num_workers from 1 to {most}, got {workers}"
         raise ConfigError(msg)
     if groups < 1 or workers % groups:
-        msg = f"expected num_groups to divide the {workers} workers evenly, got {groups}"
+        msg = f"expected num_groups to divide {many(workers, 'worker')} evenly, got {groups}"
         raise ConfigError(msg)
     if ccl is not None and ccl not in CCL_NAMES:
         msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"

@@ -38,6 +38,7 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.text import many
 from disco_client.threads import starting
 from disco_client.transport.base import QueuePosition, Transport, Wish
 from disco_client.wire.limits import MOST_WORKERS
@@ -506,7 +507,7 @@ class _Progress:
     def __call__(self, queued: QueuePosition) -> None:
         self._span.note({"disco.queue.ahead": queued.ahead, "disco.slots.free": queued.free_slots})
         text = (
-            f"waiting for {self._num_workers} slots: {queued.free_slots} of "
+            f"waiting for {many(self._num_workers, 'slot')}: {queued.free_slots} of "
             f"{queued.total_slots} are free"
         )
         if queued.reason:

@@ -41,6 +41,7 @@ from disco_client.scopes import Scope, current_owner, current_scope, in_event_lo
 from disco_client.sources import described
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.text import many
 from disco_client.transport.base import (
     Events,
     ForeignTransport,
@@ -345,7 +346,7 @@ class DRef(Handle):
         known = self._known()
         facts = {
             "session": self.session.name,
-            "register": f"{self.reg_id} on each of {self.session.num_workers} workers",
+            "register": f"{self.reg_id} on each of {many(self.session.num_workers, 'worker')}",
             **({"array": f"{known['dtype'][1:-1]} {known['shape']}"} if known else {}),
         }
         return facts_table(type(self).__name__, facts)
@@ -684,8 +685,8 @@ class SessionCore:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
-        nodes = len({rank.node for rank in self.welcome.ranks})
-        return f"<Session {self.name!r}: {self.num_workers} workers on {nodes} nodes, {state}>"
+        nodes = many(len({rank.node for rank in self.welcome.ranks}), "node")
+        return f"<Session {self.name!r}: {many(self.num_workers, 'worker')} on {nodes}, {state}>"
 
     def restart(self, barred: Bar) -> Abandoned:
         """Forgets what was issued, and what it knows of workers that others replace.

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from disco_client.clock import monotonic
+from disco_client.text import many
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import (
     CollectiveReport,
@@ -81,7 +82,7 @@ def name_ranks(workers: Iterable[int]) -> str:
     if len(rows) > _RANGES:
         shown = rows[:_RANGES]
         parts = [f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]) for row in shown]
-        return f"ranks {', '.join(parts)} and {len(ordered) - sum(map(len, shown))} others"
+        return f"ranks {', '.join(parts)} and {many(len(ordered) - sum(map(len, shown)), 'other')}"
     return f"ranks {', '.join(parts[:-1])} and {parts[-1]}" if parts[1:] else f"ranks {parts[0]}"
 
 
@@ -538,17 +539,17 @@ class Diagnosis:
         ]
         lines = [self._title(), f"verdict: {self.verdict}", "", *table]
         if more := len(self.ranks) - len(shown):
-            lines.append(f"and {more} other ranks; --json and diagnose().ranks have all")
+            lines.append(f"and {many(more, 'other rank')}; --json and diagnose().ranks have all")
         stacks = list(self._stacks())
         for workers, text in stacks[:_MOST_STACKS]:
             lines += ["", f"stack of {name_ranks(workers)}:", text]
         if more := len(stacks) - _MOST_STACKS:
-            lines += ["", f"and {more} other stacks"] * (more > 0)
+            lines += ["", f"and {many(more, 'other stack')}"] * (more > 0)
         return "\n".join(lines)
 
     def _title(self) -> str:
         issued = f", commands issued up to #{self.issued}" if self.issued is not None else ""
-        return f"session {self.session!r}: {self.num_workers} workers{issued}"
+        return f"session {self.session!r}: {many(self.num_workers, 'worker')}{issued}"
 
     def _stacks(self) -> Iterable[tuple[list[int], str]]:
         """The stacks of busy ranks; equal ones once."""

@@ -28,6 +28,7 @@ from disco_client.output import say
 from disco_client.reentry import Event, owned
 from disco_client.scopes import NO_SCOPE, Scope
 from disco_client.sources import name_source
+from disco_client.text import many
 from disco_client.threads import start_thread
 from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.wire.codec import (
@@ -997,7 +998,7 @@ def _error_of(reports: Iterable[_Report]) -> RemoteError:
 def _with_others(error: RemoteError, others: int) -> RemoteError:
     if others:
         error.add_note(
-            f"{others} later command(s) failed too; the first cause is shown, and"
-            " session.failures() has the others"
+            f"{many(others, 'later command')} failed too; the first cause is shown, and"
+            " session.failures() has the rest"
         )
     return error

@@ -15,6 +15,7 @@ from disco_client.reentry import import_uninterrupted
 from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
 from disco_client.sources import described
+from disco_client.text import many
 
 if TYPE_CHECKING:
     import os
@@ -242,7 +243,7 @@ class Session:
         facts = {
             "state": "closed" if self._core.closed else "open",
             "id": self.session_id,
-            "workers": f"{self.num_workers} in {self.num_groups} group(s)",
+            "workers": f"{self.num_workers} in {many(self.num_groups, 'group')}",
         }
         for node in dict.fromkeys(rank.node for rank in self.workers):
             here = [rank for rank in self.workers if rank.node == node]

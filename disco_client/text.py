@@ -36,9 +36,15 @@ _PLAIN: Final = "\x1b[0m"
 _NUMBER: Final = re.compile("([0-9]+)")
 
 
-def many(number: int, what: str) -> str:
-    """A number of things: ``1 node``, ``2 nodes``."""
-    return f"{number} {what}{'s' * (number != 1)}"
+def many(number: int, what: str, several: str = "") -> str:
+    """A number of things: ``1 node``, ``2 nodes``.
+
+    Args:
+        number: How many.
+        what: What one of them is called.
+        several: What several are called, where that is not with an s.
+    """
+    return f"{number} {what if number == 1 else several or f'{what}s'}"
 
 
 def dropped(count: int) -> str:

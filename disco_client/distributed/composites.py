@@ -24,6 +24,7 @@ from disco_client.distributed.ops import (
 )
 from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
+from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.values import dtype_from_name
 
@@ -317,7 +318,9 @@ def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
     dots = [place for place, item in enumerate(given) if item is Ellipsis]
     real = sum(item is not None and item is not Ellipsis for item in given)
     if real > x.ndim or len(dots) > 1:
-        raise OutOfBounds(f"a tensor of {x.ndim} axes cannot be indexed by {items!r}")
+        raise OutOfBounds(
+            f"a tensor of {many(x.ndim, 'axis', 'axes')} cannot be indexed by {items!r}"
+        )
     at = dots[0] if dots else len(given)
     given[at : at + 1] = [slice(None)] * (x.ndim - real)
     slices: list[tuple[int | None, ...]] = []

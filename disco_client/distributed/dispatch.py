@@ -37,6 +37,7 @@ from disco_client.distributed.redistribute import (
 from disco_client.distributed.storage import FileTensor, distribute_file
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.futures import await_room
+from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.elementwise import ELEMENTWISE
@@ -425,7 +426,7 @@ def check_mesh(mesh: DeviceMesh, num_workers: int) -> DeviceMesh:
     beyond = [worker for worker in mesh.device_ids if worker >= num_workers]
     if beyond:
         raise ConfigError(
-            f"the mesh names worker {beyond[0]}, and the session has {num_workers} workers"
+            f"the mesh names worker {beyond[0]}, and the session has {many(num_workers, 'worker')}"
         )
     return mesh
 

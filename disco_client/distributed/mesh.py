@@ -10,6 +10,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.notebook import html_of
+from disco_client.text import many
 from disco_client.wire.limits import MOST_WORKERS
 from disco_client.wire.values import Shape, shown
 
@@ -97,7 +98,7 @@ class DeviceMesh:
             have = ", ".join(map(repr, self.names)) or "none with names"
             raise ConfigError(f"the mesh has no axis {axis!r}; its axes are {have}")
         if not -self.ndim <= axis < self.ndim:
-            raise ConfigError(f"the mesh has {self.ndim} axes, so no axis {axis}")
+            raise ConfigError(f"the mesh has {many(self.ndim, 'axis', 'axes')}, so no axis {axis}")
         return axis % self.ndim
 
     def lines(self, axis: int | str) -> list[tuple[int, ...]]:

@@ -29,6 +29,7 @@ from disco_client.distributed.placement import (
 )
 from disco_client.distributed.redistribute import RedistributionPlan, local_shapes, make_plan
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
+from disco_client.text import many
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import coordinate_of
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension, shown
@@ -659,7 +660,7 @@ def normal_axis(axis: SupportsIndex, ndim: int) -> int:
     if number is None:
         raise DtypeError(f"expected an axis by its number, got {axis!r}")
     if not -ndim <= number < ndim:
-        raise OutOfBounds(f"a tensor of {ndim} axes has no axis {number}")
+        raise OutOfBounds(f"a tensor of {many(ndim, 'axis', 'axes')} has no axis {number}")
     return number % ndim
 
 

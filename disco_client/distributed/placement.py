@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeGuard, TypeVar,
 
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.errors import ConfigError, DtypeError
+from disco_client.text import many
 from disco_client.wire.partition import (
     WHOLE,
     Bounds,
@@ -599,8 +600,8 @@ _COMBINED = frozenset(
 def _resolved(tensor: TensorStructInfo, mesh: DeviceMesh, placement: Placement) -> Placement:
     if len(placement) != mesh.ndim:
         raise ConfigError(
-            f"expected a spec for each of the {mesh.ndim} axes of the mesh, got {len(placement)}:"
-            f" {str(placement)!r}"
+            f"expected {many(mesh.ndim, 'spec')}, one for each axis of the mesh, got"
+            f" {len(placement)}: {str(placement)!r}"
         )
     ops = dict.fromkeys(spec.op for spec in placement.dim_specs if spec.is_partial)
     for op in ops:
@@ -638,7 +639,7 @@ def _divided(spec: PlacementSpec, axis: int, extent: int, count: int) -> Placeme
     if isinstance(parts, Fused):
         parts = divide_all(extent, count, parts.sizes, uneven=parts.uneven)
     if len(parts) != count:
-        raise ConfigError(f"{spec} has {len(parts)} parts, and there are {count} workers")
+        raise ConfigError(f"{spec} has {many(len(parts), 'part')}, for {many(count, 'worker')}")
     at = 0
     for start, stop in sorted(piece for pieces in parts for piece in pieces):
         if start > at:

@@ -16,6 +16,7 @@ from disco_client.distributed.placement import DTensorStructInfo, Placement, Ten
 from disco_client.distributed.redistribute import all_bounds, first_places, per_worker
 from disco_client.errors import ConfigError, ForeignReference, RemoteError, SessionError
 from disco_client.telemetry.spans import spanned
+from disco_client.text import many
 from disco_client.wire.values import Shape, dtype_name
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ class LoadChoice:
     def _check(self, mesh: DeviceMesh, what: str) -> None:
         if max(mesh.device_ids) >= self._num_workers:
             raise ConfigError(
-                f"{what} {mesh!r}, and the session has {self._num_workers} workers; give a mesh"
-                f" of those, such as mesh=session.mesh(({self._num_workers},))"
+                f"{what} {mesh!r}, and the session has {many(self._num_workers, 'worker')}; give a"
+                f" mesh of those, such as mesh=session.mesh(({self._num_workers},))"
             )
 
 

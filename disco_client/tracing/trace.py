@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
+from disco_client.text import many
 from disco_client.threads import start_thread
 from disco_client.tracing.ring import (
     COLLECTIVES,
@@ -155,7 +156,7 @@ class Track:
             self._torn.add(len(self._kept))
         lost = cut.first_collective - before.collectives
         if lost > 0 and self.begun:
-            self.missing.append(f"{lost} collectives before command #{cut.oldest}")
+            self.missing.append(f"{many(lost, 'collective')} before command #{cut.oldest}")
         self.since, self.begun, self._latest = cut.follow(before), True, report
         if self.since == before:
             return 0.0, 0

@@ -296,7 +296,7 @@ def look_at_python() -> CheckResult:
     """Which Python runs this, and on how many cores."""
     version = platform.python_version()
     facts = {"version": version, "executable": sys.executable, "cores": cpu_cores()}
-    detail = f"{version} at {sys.executable}, {cpu_cores()} cores"
+    detail = f"{version} at {sys.executable}, {many(cpu_cores(), 'core')}"
     return CheckResult("python", State.OK, detail, facts=facts)
 
 

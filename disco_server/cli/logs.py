@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from disco_client.text import many
 from disco_server.cli.options import (
     Controller,
     dial_options,
@@ -62,7 +63,7 @@ def logs(
             if part.lost and as_json:
                 click.echo(json.dumps({"lost": part.lost}))
             elif part.lost:
-                click.echo(f"({part.lost} lines were not read in time, and are lost)", err=True)
+                click.echo(f"({many(part.lost, 'line')} lost, not read in time)", err=True)
             for text in part.lines:
                 if as_json:
                     click.echo(json.dumps(_as_json(part, text)))

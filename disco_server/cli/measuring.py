@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from disco_client.errors import NoSlots
+from disco_client.text import many
 
 if TYPE_CHECKING:
     from disco_client.session import Session
@@ -64,8 +65,8 @@ def free_workers(view: Overview) -> int:
     found = min(free, max(kinds.values(), default=0), _MOST_WORKERS)
     if not found:
         msg = (
-            f"expected a free slot to measure with, the cluster has {total} slots and none is "
-            "free; see disco sessions"
+            f"expected a free slot to measure with, the cluster has {many(total, 'slot')} and none "
+            "is free; see disco sessions"
         )
         raise NoSlots(msg, total_slots=total, free_slots=free)
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from disco_client.errors import ConfigError, SessionError
+from disco_client.text import many
 from disco_server.cli.options import (
     Controller,
     dial_options,
@@ -68,6 +69,7 @@ def trace(session: str, output: str | None, as_json: bool, controller: Controlle
         click.echo(json.dumps({"file": str(path), **counts}))
         return
     say(
-        f"{path}: {len(flight.ranks)} ranks, {commands} commands, {collectives} collectives; "
+        f"{path}: {many(len(flight.ranks), 'rank')}, {many(commands, 'command')}, "
+        f"{many(collectives, 'collective')}; "
         "open it at https://ui.perfetto.dev"
     )

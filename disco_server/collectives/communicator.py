@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 from disco_client.errors import ConfigError
+from disco_client.text import many
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
 from disco_server.collectives.group import (
@@ -107,7 +108,7 @@ class Communicator(ABC):
         """
         if num_workers < 1 or num_groups < 1 or num_workers % num_groups:
             raise ConfigError(
-                f"{num_workers} workers cannot be split into {num_groups} equal groups"
+                f"{many(num_workers, 'worker')} cannot be split into {num_groups} equal groups"
             )
         if not 0 <= worker_id < num_workers:
             raise ConfigError(f"worker {worker_id} is not one of {num_workers} workers")

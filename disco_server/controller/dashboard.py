@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from disco_client.diagnosis import judge
 from disco_client.errors import DiscoError
 from disco_client.pb import controller_pb2
+from disco_client.text import many
 from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.trace import Flight
 from disco_client.wire.reports import Inspection, decode_inspection, decode_overview
@@ -366,7 +367,7 @@ class Page:
         lines: list[str] = []
         async for part in _log_of(self._hub, session).read():
             if part.lost:
-                lines.append(f"... {part.lost} lines are not kept any more")
+                lines.append(f"... {many(part.lost, 'line')} not kept any more")
             for each in part.printed:
                 at, said = logs.time_text(each.time_s), each.lines
                 kind = "err" if said.stderr else "out"

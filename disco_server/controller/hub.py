@@ -20,7 +20,7 @@ from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Attributes, Span
-from disco_client.text import natural, some
+from disco_client.text import many, natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -483,7 +483,10 @@ class Hub:
     def _log_ready(self, session: SessionTable) -> None:
         nodes = some(sorted(session.nodes, key=natural))
         bind(_logger, session=session.name, **self._spans.ids(session)).info(
-            "session runs: %d workers on %s for %s", session.num_workers, nodes, session.owner
+            "session runs: %s on %s for %s",
+            many(session.num_workers, "worker"),
+            nodes,
+            session.owner,
         )
 
     def _tell_ended(

@@ -12,7 +12,7 @@ from disco_client.clock import monotonic
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.telemetry.spans import carrier_of
-from disco_client.text import hidden_in
+from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in, mismatch
 from disco_client.wire.limits import MAX_NAME
@@ -79,7 +79,7 @@ class NodeStreams:
         hub.counters.joined += 1
         hub.apply(effects)
         log = bind(_logger, node=info.name)
-        log.info("node %s joined with %d slots", info.name, len(info.devices))
+        log.info("node %s joined with %s", info.name, many(len(info.devices), "slot"))
         logs.record("node joined", who=str(caller()), peer=peer_of(carrier), what=info.name)
         writing = asyncio.ensure_future(carrier.send_from(outbox))
         reading = asyncio.ensure_future(carrier.receive(lambda message: self._take(message, link)))

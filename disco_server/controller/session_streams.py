@@ -7,7 +7,7 @@ import hmac
 
 from disco_client.pb import controller_pb2, envelope_pb2
 from disco_client.telemetry.spans import carrier_of
-from disco_client.text import hidden_in
+from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
 from disco_client.wire.limits import MAX_NAME
@@ -250,7 +250,7 @@ def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) ->
         )
     if create.num_groups < 1 or create.num_workers % create.num_groups:
         return (
-            f"expected num_groups to divide {create.num_workers} workers evenly, "
+            f"expected num_groups to divide {many(create.num_workers, 'worker')} evenly, "
             f"got {create.num_groups}"
         )
     if (problem := _check_words(create)) is not None:

@@ -102,7 +102,7 @@ class SessionLimits:
         """
         if total > self.total:
             message = (
-                f"the controller has {self.total} sessions, as many as it takes; end one, "
+                f"the controller has {many(self.total, 'session')}, as many as it takes; end one, "
                 "or start it with a greater --max-sessions"
             )
             return End(EndReason.NO_SLOTS, message)

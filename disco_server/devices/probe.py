@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from disco_client.errors import ConfigError
+from disco_client.text import many
 from disco_server.devices.driver import KINDS, Driver, DriverError, GpuKind
 from disco_server.observe.checks import CheckResult, State, ask, first_line, tell
 
@@ -358,7 +359,7 @@ class Probe:
         facts = {"devices": [index for index in wanted if index not in {i for i, _ in failed}]}
         if absent:
             names = ", ".join(f"{self._kind.name}:{index}" for index in absent)
-            detail = f"there is no {names} among the {len(self._seen)} GPUs that are seen"
+            detail = f"there is no {names} among the {many(len(self._seen), 'GPU')} that are seen"
             hint = f"choose from {self._kind.name}:0 to {self._kind.name}:{self._seen[-1]}"
             return CheckResult("kernels", State.MISSING, detail, hint, facts)
         if failed:
@@ -367,8 +368,8 @@ class Probe:
             detail = f"no kernel runs on {self._kind.name}:{index}{more}: {_missing(error)}"
             hint = no_kernel(self._kind, str(error), self._version[0])
             return CheckResult("kernels", State.BROKEN, detail, hint, facts)
-        many = "the GPU" if len(wanted) == 1 else f"each of {len(wanted)} GPUs"
-        return CheckResult("kernels", State.OK, f"compiled here, run on {many}", facts=facts)
+        where = "the GPU" if len(wanted) == 1 else f"each of {len(wanted)} GPUs"
+        return CheckResult("kernels", State.OK, f"compiled here, run on {where}", facts=facts)
 
     def _compiler(self) -> CheckResult:
         """Without a GPU, whether at least the compiler can be loaded."""

@@ -457,7 +457,7 @@ def _await_nodes(
         came = node.joined
         names = f" ({', '.join(came)})" if came else ""
         msg = (
-            f"{len(came)} of {others} other nodes{names} joined this program's controller "
+            f"{len(came)} of {many(others, 'other node')}{names} joined this program's controller "
             f"within {timeout:g} s; on each of the other machines run: {command}"
         )
         total = (1 + len(came)) * per_node

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from disco_client.clock import monotonic, monotonic_ns
 from disco_client.errors import EncodingError
+from disco_client.text import many
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -530,8 +531,8 @@ class CompiledProgram:
             StepFailed: A step raised; the later ones have not run.
         """
         definition = self.definition
-        self._check("inputs", len(definition.inputs), len(args))
-        self._check("outputs", len(definition.outputs), len(results))
+        self._check("input", len(definition.inputs), len(args))
+        self._check("output", len(definition.outputs), len(results))
         # The function empties this list, so that an input lives no longer than needed.
         args += [read(register) for register in self._entry]
         self.runs += 1
@@ -556,7 +557,8 @@ class CompiledProgram:
 
     def _check(self, what: str, wanted: int, given: int) -> None:
         if wanted != given:
-            msg = f"expected {wanted} {what} of program {self.definition.name!r}, got {given}"
+            needed = many(wanted, what)
+            msg = f"expected {needed} of program {self.definition.name!r}, got {given}"
             raise ArgumentRefused(msg)
 
     def _explain(self, error: BaseException) -> StepFailed:
@@ -572,7 +574,7 @@ class CompiledProgram:
         return StepFailed(failed, label.step, label.function, label.register, line)
 
     def __repr__(self) -> str:
-        return f"<Program {self.definition.name!r}, {len(self.labels)} steps>"
+        return f"<Program {self.definition.name!r}, {many(len(self.labels), 'step')}>"
 
 
 def _refusal_of(trace: TracebackType, label: _Label) -> ArgumentRefused | None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
+from disco_client.text import many
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.event_loop import RunLoop
 from disco_server.ipc.grpc_server import listener_secrets, warn_of_open_listener
@@ -205,7 +206,7 @@ async def _announce(agent: Agent, config: WorkerConfig) -> None:
     """Prints the one promised line at the first registration."""
     await agent.registered.wait()
     say(  # the line that scripts wait for
-        f"disco-worker ready: node {config.name}, {config.slots} slots, "
+        f"disco-worker ready: node {config.name}, {many(config.slots, 'slot')}, "
         f"controller {config.controller}",
         "stdout",
     )

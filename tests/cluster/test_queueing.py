@@ -78,7 +78,7 @@ def test_a_waiting_session_starts_when_another_ends(slots, background, capfd, ev
         return "waiting for" in printed
 
     eventually(progress, what="a message about the wait")
-    assert "waiting for 1 slots: 0 of 2 are free" in printed
+    assert "waiting for 1 slot: 0 of 2 are free" in printed
     assert not waiting.done()
     first.shutdown()
     with waiting.result(timeout=20) as second:

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from disco_client import Session, ThreadedSession
+from disco_client import ConfigError, Session, ThreadedSession
 from disco_client.core import core_of
 from disco_server import register_class, register_func
 
@@ -75,6 +75,24 @@ def test_the_session_of_references_made_in_a_capture_is_one():
         inside.shutdown()
         with pytest.raises(Exception, match="was shut down"):
             session.sync_all()
+
+
+def test_one_is_not_several():
+    """A session of one worker says so, in itself, in reports and in errors."""
+    with ThreadedSession(1) as session:
+        assert repr(session).endswith(": 1 worker on 1 node, open>")
+        assert "in 1 group<" in session._repr_html_()
+        assert "on each of 1 worker<" in session.get_global_func("builtins.abs")._repr_html_()
+        assert ": 1 worker, " in str(session.diagnose())
+        row = session.distribute([1.0, 2.0])
+        for wrong, words in (
+            (lambda: row[0, 0], "a tensor of 1 axis cannot"),
+            (lambda: row.sum(axis=2), "a tensor of 1 axis has no axis 2"),
+            (lambda: session.mesh((2,)), "the session has 1 worker$"),
+            (lambda: ThreadedSession(1, 2), "divide 1 worker evenly"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                wrong()
 
 
 def test_parts_of_a_session_are_made_once():

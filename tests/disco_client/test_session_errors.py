@@ -67,7 +67,7 @@ def test_later_failures_are_counted_under_the_first(session):
     results = [fail(0, f"number {index}") for index in range(3)]
     with pytest.raises(RemoteException, match="number 0") as raised:
         session.sync_all()
-    assert "2 later command(s)" in raised.value.__notes__[0]
+    assert "2 later commands" in raised.value.__notes__[0]
     del results
     session.sync_all()
 

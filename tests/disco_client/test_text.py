@@ -8,6 +8,7 @@ from disco_client.text import beginning_with, ids_beginning_with, many, natural,
 def test_one_thing_is_no_plural():
     """None and several are."""
     assert [many(0, "node"), many(1, "node"), many(2, "node")] == ["0 nodes", "1 node", "2 nodes"]
+    assert [many(1, "axis", "axes"), many(2, "axis", "axes")] == ["1 axis", "2 axes"]
 
 
 def test_names_are_sorted_as_people_count():

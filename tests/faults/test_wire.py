@@ -188,7 +188,7 @@ def test_sessions_beyond_the_cap_are_refused(daemons):
     controller = daemons.controller("--max-sessions", "1")
     daemons.worker(controller.address, "--slots", "2")
     with connect(controller.address, num_workers=1, logs=False) as session:
-        with pytest.raises(errors.NoSlots, match=r"has 1 sessions.*--max-sessions"):
+        with pytest.raises(errors.NoSlots, match=r"has 1 session,.*--max-sessions"):
             connect(controller.address, num_workers=1)
         session.sync_all()
 

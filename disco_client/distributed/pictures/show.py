@@ -188,7 +188,7 @@ def mesh_html(mesh: DeviceMesh) -> str:
     tables = [_plane(mesh, coordinate_of(lead, at), planes[at]) for at in range(shown)]
     more = f"<p>and {len(planes) - shown} more</p>" if shown < len(planes) else ""
     size = " x ".join(map(str, mesh.shape))
-    title = f"DeviceMesh of {size} workers: {ranges(mesh.device_ids)}"
+    title = f"DeviceMesh of {size} worker{'s' * (mesh.size != 1)}: {ranges(mesh.device_ids)}"
     return f"<div><p>{escape(title)}</p>{''.join(tables)}{more}</div>"
 
 

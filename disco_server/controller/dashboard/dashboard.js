@@ -5,7 +5,7 @@ import { chart, slots, spark } from "./charts.js";
 import { Output } from "./output.js";
 import { Programs } from "./programs.js";
 import { Tensors } from "./tensors.js";
-import { Pages, Rows, bytes, count, element, find, rate, share, time } from "./text.js";
+import { Pages, Rows, bytes, count, element, find, many, rate, share, time } from "./text.js";
 import { Timeline } from "./timeline.js";
 
 const KEPT = 60, RETRY_MS = 2000, PART_S = 15, LOAD_MS = 10000, TYPING_MS = 300, ROWS = 25, TRACED = 16;
@@ -133,12 +133,12 @@ function drawNodes({ found, from: first, rows: nodes }) {
 }
 
 function drawNodeFacts({ state, drained, devices, version, carrier, load }) {
-  const parts = [drained ? `drained: ${drained}` : state, `${devices.length} slots`, `release ${version}`, `its stream: ${carrier}`];
+  const parts = [drained ? `drained: ${drained}` : state, many(devices.length, "slot"), `release ${version}`, `its stream: ${carrier}`];
   const button = find("drain"), text = state === "draining" ? "Take back …" : "Drain …";
   button.hidden = !view.may.drain || state === "away";
   if (button.textContent !== text) button.textContent = text;
   if (load) {
-    parts.push(`${load.cores} cores`, `${bytes(load.memory_bytes)} of memory`);
+    parts.push(many(load.cores, "core"), `${bytes(load.memory_bytes)} of memory`);
     load.gpus.forEach((gpu, at) => parts.push(`GPU ${at}: ${share(gpu.busy)} busy, ${share(gpu.memory)} of ${bytes(gpu.memory_bytes)}`));
   }
   const facts = parts.join(" · ");
@@ -233,7 +233,7 @@ function drawSession(session, may) {
   if (!session) return;
   const title = `Session ${session.name}`;
   if (find("session-title").textContent !== title) find("session-title").textContent = title;
-  const facts = `${session.owner} · ${session.num_workers} workers · ${session.ended_s === null ? session.state : `${session.state} ${time(session.ended_s)} ago: ${session.end_message}`}`;
+  const facts = `${session.owner} · ${many(session.num_workers, "worker")} · ${session.ended_s === null ? session.state : `${session.state} ${time(session.ended_s)} ago: ${session.end_message}`}`;
   if (find("session-facts").textContent !== facts) find("session-facts").textContent = facts;
   find("stop").hidden = !may.stop || session.ended_s !== null || session.state === "ending";
   const { found, from: first, rows: ranks } = session.ranks;
@@ -427,7 +427,7 @@ find("stop").addEventListener("click", () => {
   const { session: id, name, num_workers: workers } = view.session;
   makeSure({
     title: `Stop session ${name}?`,
-    text: `Its ${workers} workers end at once, and so does its program's session. What they have in memory is lost.`,
+    text: `It ends at once with its ${many(workers, "worker")}, and so does its program's session. What is in their memory is lost.`,
     yes: "Stop it", name,
     act: () => post("stop", { session: id, confirm: name }, headers()),
   });

@@ -1,6 +1,6 @@
 // What the ranks print: kept here, and shown as far as it fits what is looked for.
 
-import { element, find } from "./text.js";
+import { element, find, many } from "./text.js";
 
 const KEPT = 5000, SHOWN = 500;
 const LEVEL = /\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b/, FAILED = /^\s*(Traceback \(|[\w.]*(Error|Exception)\b)/;
@@ -28,7 +28,7 @@ export class Output {
 
   add(part) {
     const before = this.lines.length;
-    if (part.lost) this.lines.push({ text: `… ${part.lost} lines are not kept any more` });
+    if (part.lost) this.lines.push({ text: `… ${many(part.lost, "line")} not kept any more` });
     for (const { time, worker, stderr, lines } of part.printed) {
       for (const text of lines) this.lines.push({ time, worker, stderr, text, level: levelOf(text) });
     }
@@ -68,7 +68,7 @@ export class Output {
   }
 
   #finish(found = this.lines.filter(this.#wanted()).length) {
-    const text = found > SHOWN ? `the last ${SHOWN} of ${found} lines` : `${found} lines`;
+    const text = found > SHOWN ? `the last ${SHOWN} of ${found} lines` : many(found, "line");
     if (find("logs-count").textContent !== text) find("logs-count").textContent = text;
     if (find("follow").checked) this.pane.scrollTop = this.pane.scrollHeight;
   }

@@ -5,7 +5,7 @@
 
 import { svg, titled } from "./charts.js";
 import { Held } from "./held.js";
-import { Pages, Rows, count, element, find, share, time } from "./text.js";
+import { Pages, Rows, count, element, find, many, share, time } from "./text.js";
 
 const ROWS = 25, STEPS = 40, COLOURS = 8, ROW = 44, EDGES = 76, NARROW = 34;
 
@@ -102,7 +102,7 @@ export class Programs {
     for (const { name } of graph.functions) this.#colour(name);
     this.step = graph.from;
     find("graph").hidden = false;
-    const title = `Program ${graph.name}: ${graph.steps} steps`;
+    const title = `Program ${graph.name}: ${many(graph.steps, "step")}`;
     if (find("graph-title").textContent !== title) find("graph-title").textContent = title;
     const timed = graph.timed ? `${time(graph.run_s)} for a run, the mean of ${count(graph.timed)} that were timed step by step while this is open` : "no run was timed yet: the next ones are, while this is open";
     if (find("graph-facts").textContent !== timed) find("graph-facts").textContent = timed;

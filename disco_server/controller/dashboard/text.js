@@ -9,6 +9,8 @@ export function count(value) {
   return value >= 10 || Number.isInteger(value) ? `${Math.round(value)}` : value.toPrecision(2);
 }
 
+export const many = (value, what) => `${value} ${what}${value === 1 ? "" : "s"}`;
+
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];

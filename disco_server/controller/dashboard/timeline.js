@@ -5,7 +5,7 @@
 // each colour.
 
 import { svg } from "./charts.js";
-import { Pages, Rows, bytes, count, element, find, rate, share, time } from "./text.js";
+import { Pages, Rows, bytes, count, element, find, many, rate, share, time } from "./text.js";
 
 const RANKS = 8, COLOURS = 8, EVERY_MS = 2000, LONGEST_MS = 60000, SHORTEST_MS = 10, WHOLE_MS = 10000;
 const LANE = 24, GAP = 8, LEFT = 58, BAND = 46, AXIS = 18;
@@ -137,7 +137,7 @@ export class Timeline {
     const scale = this.width / (to - from), bottom = ranks.length * (LANE + GAP);
     const height = bottom + BAND + AXIS;
     const most = functions.slice(0, 3).map(({ name, seconds: took }) => `${name} ${time(took)}`);
-    const text = `${ranks.length} ranks, ${time((to - from) / 1e6)}; longest in all: ${most.join(", ") || "nothing"}`;
+    const text = `${many(ranks.length, "rank")}, ${time((to - from) / 1e6)}; longest in all: ${most.join(", ") || "nothing"}`;
     const image = svg("svg", { width: LEFT + this.width + 2, height, role: "img", "aria-label": text });
     ranks.forEach((rank, row) => image.append(...this.#lane(rank, row * (LANE + GAP), scale)));
     image.append(...this.#band(bandwidth, seconds, bottom, from, to), ...this.#axis(height, from, to));

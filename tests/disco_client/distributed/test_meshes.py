@@ -295,7 +295,7 @@ def test_a_failed_tensor_fails_where_it_goes(ranks):
     ("where", "error", "text"),
     [
         ((DeviceMesh((2,), [7, 8]), "R"), ConfigError, "names worker 8, and the session has 8"),
-        ((DeviceMesh((2,), [0, 1]), "R, R"), ConfigError, "a spec for each of the 1 axes"),
+        ((DeviceMesh((2,), [0, 1]), "R, R"), ConfigError, "expected 1 spec, one for each axis"),
         ((DeviceMesh((2,), [0, 1]),), TypeError, "expected a Placement"),
         ((), TypeError, "expected .*placement.* or .*mesh, placement"),
         ((DeviceMesh((2,), [0, 1]), "R", "R"), TypeError, "positional arguments"),

@@ -177,7 +177,7 @@ def test_parts_of_nonsense_are_refused(part):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("S[0: 0-8], R", "has 1 parts, and there are 2 workers"),
+        ("S[0: 0-8], R", "has 1 part, for 2 workers"),
         ("S[0: 0-4, 5-8], R", "do not make up an axis of extent 8"),
         ("S[0: 0-4, 4-9], R", "do not make up an axis of extent 8"),
         ("S[0: 0-4, 2-8], S[0]", "cannot be split along another axis of the mesh"),

@@ -440,7 +440,7 @@ def test_a_shut_down_ends_the_wait_for_slots(daemons, eventually, capfd):
     session = connect(controller.address, num_workers=1, recover="replay", logs=False)
     session.sync_all()
     daemon.send(signal.SIGKILL)
-    eventually(lambda: "waiting for 1 slots: " in capfd.readouterr().err)
+    eventually(lambda: "waiting for 1 slot: " in capfd.readouterr().err)
     session.shutdown()
     assert not [each for each in threading.enumerate() if each.name == "disco-recovery"]
 

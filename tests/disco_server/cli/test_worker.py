@@ -180,4 +180,4 @@ def test_the_check_of_gpus_can_be_left_out(controller, daemons, machine):
     """Whoever knows better offers devices that do not pass it."""
     machine.cupy("raise ModuleNotFoundError('no', name='cupy')")
     options = ("--devices", "cuda:0", "--device-check", "off")
-    assert ", 1 slots," in daemons.worker(controller.address, *options).await_ready()
+    assert ", 1 slot," in daemons.worker(controller.address, *options).await_ready()

@@ -126,7 +126,7 @@ def test_a_run_that_does_not_fit_is_refused(rank):
     """Another number of inputs or outputs, or a register that holds no program."""
     rank.run(Action.DEFINE_PROGRAM, reg=5, program=program(1))
     for fields, message in (
-        ({"func": 5, "results": [6, 7]}, "expected 1 inputs"),
+        ({"func": 5, "results": [6, 7]}, "expected 1 input of"),
         ({"func": 1, "results": [6]}, "expected a program in register 1"),
     ):
         (reply,) = rank.run(Action.RUN_PROGRAM, **fields)

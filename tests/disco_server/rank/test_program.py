@@ -158,9 +158,9 @@ def test_the_number_of_inputs_and_outputs_must_fit(rank, recording):
     """A run that brings others is refused with both numbers."""
     recording.outputs = [recording.input()]
     program = rank.compile(recording)
-    with pytest.raises(ArgumentRefused, match="expected 1 inputs of program 'p', got 0"):
+    with pytest.raises(ArgumentRefused, match="expected 1 input of program 'p', got 0"):
         program.run([], [UNWRITTEN], rank.registers.read)
-    with pytest.raises(ArgumentRefused, match="expected 1 outputs of program 'p', got 2"):
+    with pytest.raises(ArgumentRefused, match="expected 1 output of program 'p', got 2"):
         program.run([1], [UNWRITTEN] * 2, rank.registers.read)
 
 
