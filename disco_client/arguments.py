@@ -84,7 +84,7 @@ def check_session(
         msg = f"expected num_workers from 1 to {most}, got {workers}"
         raise ConfigError(msg)
     if groups < 1 or workers % groups:
-        msg = f"expected num_groups to divide {many(workers, 'worker')} evenly, got {groups}"
+        msg = f"expected num_groups to divide the {many(workers, 'worker')} evenly, got {groups}"
         raise ConfigError(msg)
     if ccl is not None and ccl not in CCL_NAMES:
         msg = f"expected ccl to be one of {', '.join(CCL_NAMES)}, got {ccl!r}"

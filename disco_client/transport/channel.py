@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ipaddress
 import os
 import socket
 import sys
@@ -22,6 +23,7 @@ import grpc
 from disco_client.clock import LONGEST_S
 from disco_client.errors import AccessDenied, ConfigError, ConnectionFailed
 from disco_client.forks import check_grpc, keep_in_children, leak
+from disco_client.output import say
 from disco_client.reentry import Event
 from disco_client.threads import ThreadRefused, check_threads, start_thread, starting
 from disco_client.transport.address import Address
@@ -630,6 +632,8 @@ class _Work(Generic[_T]):
 
 _METHOD = "/disco.v1.SessionService/List"
 _FIRST_LOOK_S = 0.5
+_SAY_S = 2.0
+"""After how long a wait for a controller says what it waits for."""
 _LONGEST_S = 1.0
 
 
@@ -651,6 +655,9 @@ def denied(error: Exception) -> AccessDenied | None:
 def await_controller(line: ReloadingChannel, timeout: float) -> None:
     """Waits until a controller answers.
 
+    After two seconds that is said. Where this machine itself refuses the connection, there is no
+    wait: whoever starts a controller here can start it first.
+
     Args:
         line: The channel to the controller.
         timeout: Seconds.
@@ -669,28 +676,55 @@ def _probe(line: ReloadingChannel, timeout: float, clock: RunClock) -> None:
     # Any call shows whether a controller answers; a channel's own ready future would keep
     # a polling thread for a while.
     probe = line.unary_unary(_METHOD)
-    deadline = clock() + timeout
-    first, wait, look = "", timeout, _FIRST_LOOK_S
+    began = clock()
+    first, wait, look, said = "", min(timeout, _SAY_S), _FIRST_LOOK_S, False
     while True:
         try:
             ask(probe, b"", timeout=max(wait, 0.0), wait_for_ready=bool(first))
         except grpc.RpcError as error:
             if (refused := denied(error)) is not None:
                 raise refused from None
+            first = first or details(error)
+            if not said and clock() - began >= _SAY_S:
+                said = True
+                say(f"waiting for a controller at {line.address} ({first})")
             why = why_refused(line.address, line.credentials)
             if why is not None:
                 msg = f"the controller at {line.address} cannot be spoken to: {why}"
                 raise AccessDenied(msg) from None
-            first = first or details(error)
         else:
             return
-        left = deadline - clock()
-        if left <= 0:
+        waited = clock() - began
+        if waited >= timeout or _nobody_listens(line.address):
             break
-        wait, look = min(look, left), look * 2
+        until = timeout if waited >= _SAY_S else min(timeout, _SAY_S)
+        wait, look = min(look, until - waited), look * 2
+    here = "'disco local -- python program.py' runs a program with one on this machine; or "
     msg = (
-        f"no controller answers at {line.address} (waited up to {timeout:.0f} s, "
-        f"{first}); start one: 'disco-controller --listen {line.address}', "
+        f"no controller answers at {line.address} (waited for {waited:.0f} s, {first}); "
+        f"{here * _is_here(line.address)}start one: 'disco-controller --listen {line.address}', "
         "or correct the address (argument of connect(), or DISCO_ADDRESS)"
     )
     raise ConnectionFailed(msg)
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is one of this machine alone."""
+    host = _host_of(address)
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _nobody_listens(address: str) -> bool:
+    """Whether this machine refuses connections to an address of its own."""
+    if not _is_here(address):
+        return False
+    try:
+        _connect(address).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return True
+    except (OSError, ValueError):
+        pass
+    return False

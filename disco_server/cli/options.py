@@ -278,7 +278,7 @@ class Controller:
 
         Raises:
             AccessDenied: One side refuses the other.
-            ConnectionFailed: No controller answers within some seconds.
+            ConnectionFailed: No controller answers, or not within some seconds.
             DescriptorRefused: This process may open too few descriptors.
         """
         # `disco doctor` must also run if gRPC is broken, and --help need not load it.
@@ -294,8 +294,8 @@ class Controller:
                 raise
             except ConnectionFailed:
                 msg = (
-                    f"no controller answers at {self.address} within {_REACH_S:g} s; name another "
-                    "with --address or DISCO_ADDRESS, or start one: disco local"
+                    f"no controller answers at {self.address}; start one: disco local, or name "
+                    "another with --address or DISCO_ADDRESS"
                 )
                 raise ConnectionFailed(msg) from None
             yield line
@@ -307,7 +307,7 @@ class Controller:
 
         Raises:
             AccessDenied: One side refuses the other.
-            ConnectionFailed: No controller answers within some seconds.
+            ConnectionFailed: No controller answers, or not within some seconds.
             SessionError: The session could not be opened.
         """
         with self.dialled():

@@ -250,7 +250,7 @@ def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) ->
         )
     if create.num_groups < 1 or create.num_workers % create.num_groups:
         return (
-            f"expected num_groups to divide {many(create.num_workers, 'worker')} evenly, "
+            f"expected num_groups to divide the {many(create.num_workers, 'worker')} evenly, "
             f"got {create.num_groups}"
         )
     if (problem := _check_words(create)) is not None:

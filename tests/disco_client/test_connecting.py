@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 import signal
+import socket
 import sys
 import threading
 
@@ -256,3 +257,31 @@ def test_a_session_whose_opening_was_cancelled_is_ended(cluster):
     asyncio.run(main())
     with connect(cluster.address, num_workers=4) as session:
         session.sync_all()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "unix"])
+def test_this_machine_s_refusal_is_not_waited_for(host, tmp_path):
+    """There is no controller, and the first thing to try is a cluster for one command."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        address = f"unix:{tmp_path}/nobody" if host == "unix" else f"{host}:{port}"
+        with pytest.raises(ConnectionFailed, match=r"\(waited for 0 s, .*\); 'disco local -- "):
+            connect(address, num_workers=1, timeout=30)
+
+
+def test_a_wait_for_a_controller_is_told(capfd, eventually):
+    """Where something listens that does not answer, as of one that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConnectionFailed, match="no controller answers"):
+            connect(address, num_workers=1, timeout=5)
+        told = ""
+
+        def written():
+            nonlocal told
+            told += capfd.readouterr().err
+            return f"waiting for a controller at {address} (" in told
+
+        eventually(written, what="a line about the wait")
+        assert told.count("waiting for a controller") == 1

@@ -89,7 +89,7 @@ def test_one_is_not_several():
             (lambda: row[0, 0], "a tensor of 1 axis cannot"),
             (lambda: row.sum(axis=2), "a tensor of 1 axis has no axis 2"),
             (lambda: session.mesh((2,)), "the session has 1 worker$"),
-            (lambda: ThreadedSession(1, 2), "divide 1 worker evenly"),
+            (lambda: ThreadedSession(1, 2), "divide the 1 worker evenly"),
         ):
             with pytest.raises(ConfigError, match=words):
                 wrong()
