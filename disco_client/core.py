@@ -522,6 +522,7 @@ class DModule(DRef):
         """Whether the module has a function of that name; waits for worker 0."""
         if not isinstance(name, str):
             return False
+        self._core.check_may_wait("await asyncio.to_thread(module.__contains__, name)")
         found = self._core.call_builtin("ffi.ModuleGetFunction", self, name, True)
         return self._core.get(found, 0) is not None
 
@@ -530,6 +531,7 @@ class DModule(DRef):
 
         Compiled modules and those of other loaders may have functions besides.
         """
+        self._core.check_may_wait("await asyncio.to_thread(module.names)")
         names = self._core.get(self._core.call_builtin("runtime.disco._module_names", self), 0)
         return [str(name) for name in names]
 
@@ -868,6 +870,10 @@ class SessionCore:
         """Copies a host array to worker 0; see ``Session.copy_to_worker_0``."""
         here = self.here()
         array = as_host_array(host_array)
+        if here is self and remote_array is not None:
+            self.check_may_send(array, "copy_to_worker_0, array, ref")
+        elif here is self and self.must_not_wait and array.nbytes > INLINE_ARRAY_BYTES:
+            self.check_may_wait("await session.put(array)")
         ref = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
         return ref if remote_array is not None else _holding(ref, array.shape, array.dtype)
 
@@ -1074,7 +1080,9 @@ class SessionCore:
 
     def take_ticket(self) -> int:
         """The number under which the next large array travels."""
-        self.check_may_wait("large arrays are sent by `ref = await session.put(array)`")
+        self.check_may_wait(
+            "ref = await asyncio.to_thread(session.broadcast, array); give that as the argument"
+        )
         return self.next_ticket()
 
     def next_ticket(self) -> int:
@@ -1150,14 +1158,18 @@ class SessionCore:
         entered = self.inbox.entered() or self.transport.entered
         self.log.check_entered(entered or self._is_sending())
 
-    def check_may_send(self, array: object, method: str) -> None:
+    def check_may_send(self, array: object, call: str) -> None:
         """Makes sure that a method of the session may send a host array.
+
+        Args:
+            array: It.
+            call: The method and its arguments, for a thread that may wait.
 
         Raises:
             WouldBlock: It must not, because of the array's size.
         """
         if self.must_not_wait and as_host_array(array).nbytes > INLINE_ARRAY_BYTES:
-            self.check_may_wait(f"await asyncio.to_thread(session.{method}, array)")
+            self.check_may_wait(f"await asyncio.to_thread(session.{call})")
 
     def ask(self, ref: DRef, worker: int, *, soon: bool = False) -> RefFuture:
         """Asks what one worker's register holds; see `attend` for ``soon``."""

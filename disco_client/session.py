@@ -153,6 +153,7 @@ class Session:
             >>> session.ccl
             'local'
         """
+        self._core.check_may_wait("await asyncio.to_thread(getattr, session, 'ccl')")
         name: str = self._core.get(self._core.call_builtin("runtime.disco.compiled_ccl"), 0)
         return name
 
@@ -391,7 +392,7 @@ class Session:
             >>> session.load_vm_module("halving.py")["halve"](84).get()
             42.0
         """
-        self._check_may_wait("load_vm_module")
+        self._check_may_wait("load_vm_module, path")
         return modules.load_vm_module(self._core, path, device)
 
     def load_source(self, source: str | Path | ModuleType) -> None:
@@ -436,6 +437,7 @@ class Session:
             >>> session.get_global_func("docs.sourced")().get()
             'from a file'
         """
+        self._check_may_wait("load_source, source")
         modules.load_source(self._core, source)
 
     def capture(self, name: str | None = None) -> AbstractContextManager[Program]:
@@ -650,7 +652,7 @@ class Session:
             >>> weights["up"].shape_on(3)
             (2, 2)
         """
-        self._check_may_wait("load_weights")
+        self._check_may_wait("load_weights, path, plan")
         from disco_client import weights
 
         return weights.load_weights(
@@ -778,7 +780,7 @@ class Session:
             >>> target.numpy()
             array([1., 1., 1., 1.])
         """
-        self._check_may_wait("assign")
+        self._check_may_wait("assign, targets, sources")
         from disco_client.distributed import assign
 
         assign.assign(self._core, self._engine, targets, sources, progress=progress)
@@ -820,7 +822,7 @@ class Session:
             >>> sorted(session.load("step-1"))
             ['x']
         """
-        self._check_may_wait("save")
+        self._check_may_wait("save, path, tensors")
         from disco_client.distributed import storage
 
         storage.save(self._core, path, self._engine, tensors, progress=progress)
@@ -866,7 +868,7 @@ class Session:
             >>> session.load("step-1", placements="R")["x"].shape_on(0)
             (4, 2)
         """
-        self._check_may_wait("load")
+        self._check_may_wait("load, path")
         from disco_client.distributed import storage
 
         return storage.load(self._core, path, self._engine, mesh, placements, progress=progress)
@@ -900,7 +902,7 @@ class Session:
             >>> session.ccl
             'local'
         """
-        self._check_may_wait("init_ccl")
+        self._check_may_wait("init_ccl, ccl")
         collectives.init_ccl(self._core, ccl, *device_ids)
 
     def broadcast(
@@ -931,7 +933,7 @@ class Session:
             array([1., 1.])
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
-        self._core.check_may_send(src, "broadcast")
+        self._core.check_may_send(src, "broadcast, array")
         return collectives.broadcast(self._core, src, dst, tag)
 
     def broadcast_from_worker0(
@@ -995,7 +997,7 @@ class Session:
             array([6., 7.])
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
-        self._core.check_may_send(src, "scatter")
+        self._core.check_may_send(src, "scatter, array")
         return collectives.scatter(self._core, src, dst, tag)
 
     def scatter_from_worker0(
@@ -1486,7 +1488,7 @@ class Session:
             ...     print((x + 1).numpy())
             [2. 2. 2. 2.]
         """
-        self._check_may_wait("checkpoint")
+        self._check_may_wait("checkpoint, path")
         checkpointing.checkpoint(self._core, path)
 
     def publish(self, name: str, value: DRef | DTensor) -> None:
@@ -1526,7 +1528,7 @@ class Session:
             ...     print(cluster.published("weights").numpy())
             [1. 1.]
         """
-        self._check_may_wait("published")
+        self._check_may_wait("published, name")
         return publishing.published(self._core, name)
 
     def list_published(self) -> list[str]:
@@ -1589,8 +1591,8 @@ class Session:
         """
         return self._core.leave(lease)
 
-    def _check_may_wait(self, method: str) -> None:
-        self._core.check_may_wait(f"await asyncio.to_thread(session.{method}, ...)")
+    def _check_may_wait(self, call: str) -> None:
+        self._core.check_may_wait(f"await asyncio.to_thread(session.{call})")
 
     # The end ---------------------------------------------------------------------
 

@@ -61,6 +61,9 @@ __all__ = ["Engine", "check_mesh", "make_mesh"]
 _NUMBERS = (bool, int, float)
 _ARRAYS = (np.ndarray, np.generic, list, tuple)
 """What stands for an array of the host, as numpy takes it."""
+_DISTRIBUTE = "distribute, array, mesh, placement"
+"""What a thread may do where the event loop must not wait."""
+
 _KEPT = 4096
 """For how many kinds of calls the compiled form is kept."""
 
@@ -130,10 +133,10 @@ class Engine(Computing, Renewable):
     def distribute(self, array: object, mesh: DeviceMesh, placement: Placement | str) -> DTensor:
         """Brings a host array to the workers of a mesh; see ``Session.distribute``."""
         if isinstance(array, FileTensor):
-            self._core.check_may_wait("await asyncio.to_thread(session.distribute, ...)")
+            self._core.check_may_wait(f"await asyncio.to_thread(session.{_DISTRIBUTE})")
             check_mesh(mesh, self._core.num_workers)
             return distribute_file(self._core, self, array, mesh, placement)
-        self._core.check_may_send(array, "distribute")
+        self._core.check_may_send(array, _DISTRIBUTE)
         host = as_host_array(array) if speaks_dlpack(array) else plain_array(array)
         tensor = TensorStructInfo(host.shape, host.dtype)
         info = DTensorStructInfo(tensor, mesh, placement)
@@ -365,6 +368,7 @@ class Engine(Computing, Renewable):
         # For numpy, numbers of a class derived from Python's have a dtype of their own.
         if isinstance(operand, (*_ARRAYS, complex, *_NUMBERS)) and mesh is not None:
             host = plain_array(cast("Any", operand))
+            self._core.check_may_send(host, _DISTRIBUTE)
             whole = Placement([PlacementSpec.replica()] * mesh.ndim)
             tensor = (
                 TensorStructInfo(host.shape, host.dtype) if host.ndim else NumberStructInfo(host)

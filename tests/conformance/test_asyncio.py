@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import concurrent.futures
 import contextlib
 import gc
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -532,6 +534,100 @@ def test_calls_that_would_wait_in_an_event_loop_are_refused(
             assert (await (await session.put(large))).sum() == LARGE
             with pytest.raises(di.DiscoTimeout):
                 await tools.call("nap", 0.2).get(timeout=0.01)
+
+    asyncio.run(main())
+
+
+async def take_advice(call, **known):
+    """What comes of the advice for a call that would wait, taken word for word."""
+    with pytest.raises(di.WouldBlock) as refused:
+        call()
+    code = str(refused.value).partition("instead: ")[2].partition(";")[0]
+    names = {"asyncio": asyncio, **known}
+    assigned, equals, _ = code.partition(" = ")
+    program = compile(code, "advice", "exec" if equals else "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = await eval(program, names)
+    return names[assigned] if equals else result
+
+
+def test_the_advice_for_distributed_tensors_can_be_taken_as_it_is_written(open_session):
+    """It does what the refused call would have done, for whatever raises it."""
+
+    async def main():
+        async with open_session(2) as session:
+            array, mesh = np.arange(float(LARGE)), session.mesh()
+            tensor = session.distribute(np.ones(4), mesh, "S[0]")
+            names = {"session": session, "array": array, "mesh": mesh, "placement": "S[0]"}
+            for fetch in (tensor.numpy, partial(np.asarray, tensor), tensor.tolist):
+                assert (await take_advice(fetch, tensor=tensor)).tolist() == [1.0] * 4
+            part = await take_advice(partial(tensor.shard, 1), tensor=tensor)
+            assert part.tolist() == [1.0] * 2
+            total = tensor.sum()
+            for number in (float, int, bool, "{:.1f}".format):
+                got = await take_advice(partial(number, total), tensor=total)
+                assert number(got) == number(4.0)
+            whole = await take_advice(partial(session.distribute, array), **names)
+            for compute in (
+                np.add,
+                lambda x, y: np.where(x > 5, y, 0.0),
+                lambda x, y: np.concatenate([x, y]),
+            ):
+                other = await take_advice(partial(compute, whole, array), **names)
+                np.testing.assert_array_equal(await compute(whole, other), compute(array, array))
+
+    asyncio.run(main())
+
+
+def test_the_advice_for_arrays_can_be_taken_as_it_is_written(open_session, tools_of):
+    """Large ones on their way to workers, and any on their way back."""
+
+    async def main():
+        async with open_session(2) as session:
+            tools_of(session)
+            echo = session.get_global_func("conformance.echo")
+            array = np.arange(float(LARGE))
+            names = {"session": session, "array": array}
+            for send in (partial(echo, array), partial(session.broadcast, array)):
+                ref = await take_advice(send, **names)
+                np.testing.assert_array_equal(await echo(ref).get(1), array)
+            rows = np.ones((2, LARGE))
+            ref = await take_advice(partial(session.scatter, rows), session=session, array=rows)
+            assert (await ref).shape == (LARGE,)
+            ref = await take_advice(partial(session.copy_to_worker_0, array), **names)
+            np.testing.assert_array_equal(await ref, array)
+            again = partial(session.copy_to_worker_0, array, ref)
+            assert await take_advice(again, **names, ref=ref) is ref
+            filled = np.zeros(LARGE)
+            await take_advice(
+                partial(session.copy_from_worker_0, filled, ref), ref=ref, array=filled
+            )
+            np.testing.assert_array_equal(filled, array)
+            replace = partial(ref.debug_copy_from, 1, array)
+            await take_advice(replace, ref=ref, worker=1, array=array)
+            np.testing.assert_array_equal(await ref.get(1), array)
+
+    asyncio.run(main())
+
+
+def test_the_advice_for_other_calls_can_be_taken_as_it_is_written(open_session, tmp_path):
+    """Of files, names and what the ranks do."""
+    path = tmp_path / "disco_advised.py"
+    path.write_text("def seven(): return 7\n")
+
+    async def main():
+        async with open_session(2) as session:
+            take = partial(take_advice, session=session, name="known", path=str(path), source=path)
+            session.publish("known", session.broadcast(np.ones(4)))
+            await take(session.sync_all)
+            assert await take(lambda: session.ccl) == (await asyncio.to_thread(lambda: session.ccl))
+            module = await take(partial(session.load_vm_module, str(path)))
+            assert await take(module.names, module=module) == ["seven"]
+            assert not await take(lambda: "known" in module, module=module)
+            await take(partial(session.load_source, path))
+            assert await take(session.list_published) == ["known"]
+            assert (await (await take(partial(session.published, "known")))).tolist() == [1.0] * 4
+            assert len((await take(session.flight)).ranks) == 2
+            assert (await take(session.diagnose)).verdict
 
     asyncio.run(main())
 
