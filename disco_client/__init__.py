@@ -164,6 +164,7 @@ _EMBEDDED = {
     "ThreadedSession": "threads",
 }
 
+_OPENING = {*_HOMES["connection"], *_EMBEDDED}
 
 # For one release: what load_weights took and returned, and what they are now.
 _RENAMED = {"Split": "PlacementSpec.fused", "Weight": "DTensor"}
@@ -172,6 +173,10 @@ _RENAMED = {"Split": "PlacementSpec.fused", "Weight": "DTensor"}
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         return _find_renamed(name)
+    if name in _OPENING:
+        from disco_client.tracebacks import show_few_frames
+
+        show_few_frames()  # in programs alone: workers and daemons open no sessions
     if name in _EMBEDDED:
         value = _find_embedded(name)
     elif name in __all__:
