@@ -61,6 +61,8 @@ async def _run(options: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(find_model(options.model))
     divide(checkpoint.config, options.workers)  # refuses before it looks for a cluster
     text = Text(checkpoint)
+    if not options.json:
+        _tell_of_start(checkpoint, options.workers)
     engine = Engine(
         checkpoint,
         text.ends,
@@ -78,6 +80,15 @@ async def _run(options: argparse.Namespace) -> int:
             return await talk.answer_once(options.prompt)
         await talk.converse()
     return 0
+
+
+def _tell_of_start(checkpoint: Checkpoint, workers: int) -> None:
+    """Says what takes the first seconds."""
+    path = checkpoint.path
+    files = [path] if checkpoint.is_gguf else path.glob("*.safetensors")
+    size = sum(file.stat().st_size for file in files) / 1e6
+    each = "one worker loads it" if workers == 1 else f"{workers} workers load a share each"
+    print(f"starting {path.name}, {size:.0f} MB: {each} ...", file=sys.stderr, flush=True)
 
 
 class _Talk:
@@ -159,6 +170,7 @@ class _Talk:
         print()
         times = Times(
             self._options.workers,
+            await asyncio.to_thread(self._engine.model.count_cores),
             self._start,
             request.first_token_at - asked if request.found else done - asked,
             done - request.first_token_at if request.found else 0.0,

@@ -8,6 +8,8 @@ returns a partial sum of all workers, or a whole that is the same on all of them
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -419,6 +421,12 @@ def choose(logits: Array, seed: int, position: int, temperature: float, top_p: f
 
 
 # What a session calls ----------------------------------------------------------------------
+
+
+@disco_server.register_func("llm.machine")
+def find_machine() -> tuple[str, int]:
+    """The name of this worker's machine, and how many of its cores the worker may use."""
+    return socket.gethostname(), len(os.sched_getaffinity(0))
 
 
 @disco_server.register_func("llm.share")

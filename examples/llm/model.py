@@ -117,6 +117,10 @@ class Model:
         # The first step opens what the workers talk through, for which no question should wait.
         self.step([Piece(0, 0, [0], [0])]).numpy()
 
+    def count_cores(self) -> int:
+        """How many cores the workers have together."""
+        return sum(dict(self._function("machine")().get_all()).values())
+
     def _function(self, name: str) -> Any:
         return self.session.get_global_func(f"llm.{name}")
 

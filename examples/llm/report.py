@@ -41,6 +41,7 @@ class Times:
 
     Attributes:
         workers: How many workers there are.
+        cores: How many cores they have together.
         start: Until the session was open and the workers had the model.
         first: From the question to the first token.
         rest: From there to the last token.
@@ -48,6 +49,7 @@ class Times:
     """
 
     workers: int
+    cores: int
     start: float
     first: float
     rest: float
@@ -92,8 +94,11 @@ def describe(times: Times, steps: StepTimes | None) -> str:
     """Lays out how long the parts of an answer took."""
     after = max(times.tokens - 1, 0)
     pace = f"{after / times.rest:.1f} tokens/s" if after and times.rest else ""
+    where = f"on {times.workers} workers"
+    if times.workers > times.cores:
+        where += f", which share {times.cores} {'core' if times.cores == 1 else 'cores'}"
     lines = [
-        f"start the model  {times.start:8.3f} s   on {times.workers} workers",
+        f"start the model  {times.start:8.3f} s   {where}",
         f"first token      {times.first:8.3f} s",
         f"{after:3} more tokens  {times.rest:8.3f} s   {pace}".rstrip(),
     ]

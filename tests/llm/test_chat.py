@@ -55,6 +55,10 @@ def test_a_question_is_answered_timed_and_checked():
     )
     assert run.returncode == 0, run.stderr
     assert PARIS in run.stdout
+    assert "SmolLM2-135M-Instruct" in run.stderr
+    assert "4 workers load a share each" in run.stderr
+    cores = len(os.sched_getaffinity(0))
+    assert (f"on 4 workers, which share {cores} core" in run.stdout) == (cores < 4)
     assert re.search(r"6 more tokens +[\d.]+ s +[\d.]+ tokens/s", run.stdout)
     shares = re.findall(r"(compute|collectives|control) +[\d.]+ ms +(\d+) %", run.stdout)
     assert [name for name, _ in shares] == ["compute", "collectives", "control"]
