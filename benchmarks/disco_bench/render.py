@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from disco_server.cli import output
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["print_comparison", "print_report"]
+__all__ = ["print_comparison", "print_report", "print_row"]
 
 _STYLES = {
     LimitOutcome.AIM: "bold green",
@@ -47,6 +48,16 @@ def print_report(report: Report, console: Console | None = None) -> None:
     out.print(table)
     found = {spec.key: _note(report, spec) for spec in report.specs}
     _print_notes(out, found)
+
+
+def print_row(report: Report, key: str) -> None:
+    """Prints on standard error what is known of one row, for those who wait for the others."""
+    spec = next(each for each in report.specs if each.key == key)
+    what, figure, yardstick, its_figure, ratio, must, _, verdict = map(str, _cells(report, spec))
+    beside = f"{yardstick} {its_figure}" if its_figure else ""
+    judged = (must, verdict) if spec.limit and figure else ()
+    found = (figure, beside, ratio, *judged, _note(report, spec))
+    print(f"  {what}: {' · '.join(filter(None, found))}", file=sys.stderr, flush=True)
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:

@@ -9,10 +9,11 @@ import statistics
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from disco_bench.comparison import RowOutcome
-from disco_bench.render import print_comparison, print_report
+from disco_bench.render import print_comparison, print_report, print_row
 from disco_bench.table import Report, Spec, Status
 from disco_client import __version__
 from disco_server.settings import cpu_cores
@@ -47,8 +48,9 @@ class RowGroup(NamedTuple):
 
 
 def measure_section(name: str, section: RowGroup, bench: Bench, report: Report) -> None:
-    """Measures a section; what goes wrong there is noted at its rows."""
+    """Measures a section, and prints its rows as they come; an error is noted at its rows."""
     report.announce(section.specs)
+    report.on_row = partial(print_row, report)
     print(f"measuring {name} ...", file=sys.stderr, flush=True)
     try:
         section.measure(bench)

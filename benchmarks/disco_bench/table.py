@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
@@ -165,9 +165,14 @@ def describe_figure(value: float, unit: Unit) -> str:
 
 
 class Report:
-    """The rows of one run, in the order in which they were announced."""
+    """The rows of one run, in the order in which they were announced.
+
+    Attributes:
+        on_row: Called with the key of each row whose outcome is known now.
+    """
 
     def __init__(self) -> None:
+        self.on_row: Callable[[str], object] = lambda _key: None
         self._specs: dict[str, Spec] = {}
         self._measured: dict[str, Measured] = {}
         self._reasons: dict[str, tuple[Status, str]] = {}
@@ -191,6 +196,7 @@ class Report:
             KeyError: No such row was announced.
         """
         self._measured[self._specs[key].key] = measured
+        self.on_row(key)
 
     def excuse(self, key: str, reason: str, status: Status = Status.UNAVAILABLE) -> None:
         """Notes why a row has no figure.
@@ -199,6 +205,7 @@ class Report:
             KeyError: No such row was announced.
         """
         self._reasons[self._specs[key].key] = (status, reason)
+        self.on_row(key)
 
     def excuse_rest(self, specs: Sequence[Spec], error: Exception) -> None:
         """Gives the rows that were not measured an error as their reason."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 
+from disco_bench.bench import Bench
 from disco_bench.render import print_report
+from disco_bench.running import RowGroup, measure_section
 from disco_bench.table import Limit, Measured, Report, Spec, Unavailable
 from rich.console import Console
 
@@ -24,6 +26,25 @@ def test_every_row_is_printed():
     for part in ("3 ms", "1 ms", "3 x", "≤ 4 x", "≤ 2.5 x", "must holds", "a.one: remark"):
         assert part in text
     assert "b.two: not measured: no library" in text
+
+
+def test_each_row_is_printed_as_it_comes(capsys):
+    """Before the next one is measured; the reason of one without a figure is said as well."""
+    report, seen = Report(), []
+    limit = Limit("ratio", must=4.0)
+    specs = [Spec("a.one", "first", "s", "raw", limit), Spec("a.two", "second", "s")]
+
+    def measure(bench):
+        bench.record("a.one", Measured(3e-3, 1e-3, note="remark"))
+        seen.append(capsys.readouterr().err)
+        raise Unavailable("no library")
+
+    with Bench(report) as bench:
+        measure_section("a", RowGroup(specs, measure), bench, report)
+    assert seen[0].splitlines()[1:] == [
+        "  first: 3 ms · raw 1 ms · 3 x · ≤ 4 x · must holds · remark"
+    ]
+    assert capsys.readouterr().err == "  second: not measured: no library\n"
 
 
 def test_what_holds_for_a_whole_section_is_said_once():
