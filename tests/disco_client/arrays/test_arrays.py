@@ -10,6 +10,7 @@ from disco_client import (
     BadArgument,
     ConfigError,
     EncodingError,
+    RemoteException,
 )
 from fakes import pair
 
@@ -149,6 +150,7 @@ def test_empty_allocates_on_every_worker(session, shape, dtype):
         ((5, "float32"), TypeError),
         (("12", "float32"), TypeError),
         (((2,), "float32", "tpu:0"), ConfigError),
+        (((1 << 62,), "int8"), ConfigError),
     ],
 )
 def test_empty_refuses_what_cannot_be_allocated(session, args, error):
@@ -160,12 +162,17 @@ def test_empty_refuses_what_cannot_be_allocated(session, args, error):
 
 
 @pytest.mark.parametrize(
-    "args", [((1 << 62,), "int8"), ((2,), "int8", "cuda:0"), ((2,), "int8", "cpu:7")]
+    ("args", "error"),
+    [
+        (((1 << 45,), "int8"), RemoteException),
+        (((2,), "int8", "cuda:0"), BadArgument),
+        (((2,), "int8", "cpu:7"), BadArgument),
+    ],
 )
-def test_empty_reports_what_the_workers_do_not_have(session, args):
-    """Memory beyond reason, a device that is not theirs: an error of the next sync."""
+def test_empty_reports_what_the_workers_do_not_have(session, args, error):
+    """More memory than a machine has, a device that is not theirs: an error of the next sync."""
     session.empty(*args)
-    with pytest.raises(BadArgument):
+    with pytest.raises(error):
         session.sync_all()
 
 
