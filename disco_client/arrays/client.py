@@ -36,7 +36,7 @@ from disco_client.transport.channel import (
     run_uninterrupted,
 )
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
-from disco_client.wire.arrays import chunk_data, encode_head, encode_stream
+from disco_client.wire.arrays import TRANSFER_HEADER, chunk_data, encode_head, encode_stream
 
 __all__ = ["ArrayClient", "GrpcEndpoint"]
 
@@ -82,7 +82,7 @@ class GrpcEndpoint:
         """
         with _translated():
             run_uninterrupted(
-                lambda: self._begin(self._upload.future, encode_stream(transfer, data)),
+                lambda: self._begin(self._upload.future, encode_stream(transfer, data), transfer),
                 lambda made: made.result(),
             )
 
@@ -104,11 +104,17 @@ class GrpcEndpoint:
             return at
 
         with _translated():
-            return run_uninterrupted(lambda: self._begin(self._download, transfer), receive)
+            return run_uninterrupted(
+                lambda: self._begin(self._download, transfer, transfer), receive
+            )
 
-    def _begin(self, call: Callable[[Any], Any], request: object) -> Any:
+    def _begin(
+        self, call: Callable[..., Any], request: object, transfer: controller_pb2.Transfer
+    ) -> Any:
+        # A worker's daemon reads nothing before it knows of which session a call is.
+        metadata = ((TRANSFER_HEADER, transfer.SerializeToString()),)
         try:
-            return call(request)
+            return call(request, metadata=metadata)
         except RuntimeError:  # there is no thread; a reloading channel has replaced its own
             self.spoiled = isinstance(self._channel, grpc.Channel)
             raise
@@ -121,7 +127,7 @@ class GrpcEndpoint:
             confirmed.there = there
             # This endpoint was closed just now, or there is no thread.
             with contextlib.suppress(ValueError, RuntimeError):
-                call = self._begin(self._download, confirmed)
+                call = self._begin(self._download, confirmed, confirmed)
                 self._confirming.add(call)  # gRPC cancels a call without references
                 call.add_done_callback(self._confirming.discard)
 

@@ -416,7 +416,8 @@ class SessionService(object):
 class ArrayServiceStub(object):
     """Host arrays on their way to and from workers. Every worker daemon serves it
     for its own ranks; the controller serves it for all, for clients that cannot
-    reach the daemon.
+    reach the daemon. The metadata disco-transfer-bin has the Transfer, too: a daemon
+    reads no message before it knows that the call is of one of its sessions.
     """
 
     def __init__(self, channel):
@@ -440,7 +441,8 @@ class ArrayServiceStub(object):
 class ArrayServiceServicer(object):
     """Host arrays on their way to and from workers. Every worker daemon serves it
     for its own ranks; the controller serves it for all, for clients that cannot
-    reach the daemon.
+    reach the daemon. The metadata disco-transfer-bin has the Transfer, too: a daemon
+    reads no message before it knows that the call is of one of its sessions.
     """
 
     def Upload(self, request_iterator, context):
@@ -483,7 +485,8 @@ def add_ArrayServiceServicer_to_server(servicer, server):
 class ArrayService(object):
     """Host arrays on their way to and from workers. Every worker daemon serves it
     for its own ranks; the controller serves it for all, for clients that cannot
-    reach the daemon.
+    reach the daemon. The metadata disco-transfer-bin has the Transfer, too: a daemon
+    reads no message before it knows that the call is of one of its sessions.
     """
 
     @staticmethod

@@ -208,7 +208,8 @@ def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, serve
 class ArrayServiceStub:
     """Host arrays on their way to and from workers. Every worker daemon serves it
     for its own ranks; the controller serves it for all, for clients that cannot
-    reach the daemon.
+    reach the daemon. The metadata disco-transfer-bin has the Transfer, too: a daemon
+    reads no message before it knows that the call is of one of its sessions.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -231,7 +232,8 @@ class ArrayServiceStub:
 class ArrayServiceAsyncStub:
     """Host arrays on their way to and from workers. Every worker daemon serves it
     for its own ranks; the controller serves it for all, for clients that cannot
-    reach the daemon.
+    reach the daemon. The metadata disco-transfer-bin has the Transfer, too: a daemon
+    reads no message before it knows that the call is of one of its sessions.
     """
 
     Upload: grpc.aio.StreamUnaryMultiCallable[
@@ -253,7 +255,8 @@ class ArrayServiceAsyncStub:
 class ArrayServiceServicer(metaclass=abc.ABCMeta):
     """Host arrays on their way to and from workers. Every worker daemon serves it
     for its own ranks; the controller serves it for all, for clients that cannot
-    reach the daemon.
+    reach the daemon. The metadata disco-transfer-bin has the Transfer, too: a daemon
+    reads no message before it knows that the call is of one of its sessions.
     """
 
     @abc.abstractmethod

@@ -33,6 +33,8 @@ from disco_client.transport.run_clock import RunClock
 if TYPE_CHECKING:
     from types import FrameType
 
+    Header = tuple[str, str | bytes]
+
 __all__ = [
     "CHANNEL_OPTIONS",
     "NODE_STREAM_OPTIONS",
@@ -334,18 +336,18 @@ class LineCall:
         self._line = line
         self._what = kind, path, codecs
 
-    def __call__(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
+    def __call__(self, *args: Any, metadata: Sequence[Header] = (), **options: Any) -> Any:
         """As of a channel's callable."""
         with self._line.method(*self._what) as (made, bearer):
             return made(*args, **options, **_headers(*metadata, *bearer))
 
-    def future(self, *args: Any, metadata: Sequence[tuple[str, str]] = (), **options: Any) -> Any:
+    def future(self, *args: Any, metadata: Sequence[Header] = (), **options: Any) -> Any:
         """As of a channel's callable with one answer."""
         with self._line.method(*self._what) as (made, bearer):
             return made.future(*args, **options, **_headers(*metadata, *bearer))
 
 
-def _headers(*headers: tuple[str, str]) -> dict[str, Any]:
+def _headers(*headers: Header) -> dict[str, Any]:
     """The argument that gives a call its headers, where there are some."""
     return {"metadata": headers} if headers else {}
 

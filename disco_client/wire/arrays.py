@@ -23,6 +23,7 @@ __all__ = [
     "CHUNK_BYTES",
     "PIECE_BYTES",
     "TICKETS_SHIFT",
+    "TRANSFER_HEADER",
     "byte_view",
     "chunk_data",
     "empty_array",
@@ -42,6 +43,9 @@ PIECE_BYTES = 4 << 20
 TICKETS_SHIFT = 20
 """A program's tickets start from the number of the command before its first one, shifted left
 by this: so programs that use a session one after the other have different tickets."""
+
+TRANSFER_HEADER = "disco-transfer-bin"
+"""The metadata of a call that has its encoded ``Transfer``: known before a message is read."""
 
 ALIGNMENT = 64
 """Where a worker's own arrays begin: at a multiple of this many bytes, as compilers want it."""

@@ -22,10 +22,12 @@ from disco_client.descriptors import Descriptor
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, memory_pb2
-from disco_client.transport.channel import SERVER_OPTIONS
+from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
 from disco_client.transport.credentials import is_local
-from disco_client.wire.arrays import CHUNK_BYTES
-from disco_server.ipc.grpc_server import add_port, parsed, quiet_if_peer_left, stop_server
+from disco_client.wire.arrays import CHUNK_BYTES, TRANSFER_HEADER
+from disco_server.config import MAX_CONNECTIONS
+from disco_server.ipc.grpc_server import add_port, quiet_if_peer_left, stop_server
+from disco_server.observe.open_files import most_by_grpc
 from disco_server.security import Guard
 from disco_server.settings import Address
 from disco_server.worker.array_store import ArrayStore, NotAdmitted
@@ -40,10 +42,9 @@ __all__ = ["ArrayService", "MemoryService", "choose_address", "make_array_server
 
 _OPEN = Guard()
 
-
 _OPTIONS = {
     **dict(SERVER_OPTIONS),
-    # No message is larger than a chunk, and its sender is not authenticated before it is read.
+    # No message is larger than a chunk.
     "grpc.max_receive_message_length": 4 * CHUNK_BYTES,
 }
 
@@ -79,12 +80,12 @@ class ArrayService:
             "Upload": untyped.stream_unary_rpc_method_handler(
                 self._upload, response_serializer=controller_pb2.UploadResult.SerializeToString
             ),
-            "Download": untyped.unary_stream_rpc_method_handler(
-                parsed(self._download, controller_pb2.Transfer)
-            ),
+            # The request, which says what the metadata says, is not read: see AuthInterceptor.
+            "Download": untyped.stream_stream_rpc_method_handler(self._download),
         }
         service = grpc.method_handlers_generic_handler("disco.v1.ArrayService", handlers)
-        self._server = grpc.aio.server(options=[*_OPTIONS.items()])
+        most = connection_limit(most_by_grpc(MAX_CONNECTIONS))
+        self._server = grpc.aio.server(options=[*_OPTIONS.items(), most])
         self._server.add_generic_rpc_handlers((service,))
         port = add_port(self._server, str(listen), self._guard)
         if not port:
@@ -98,22 +99,21 @@ class ArrayService:
         if self._server is not None:
             await stop_server(self._server, None)
 
-    async def _admit(self, transfer: controller_pb2.Transfer, context: Any) -> PendingArrays:
+    async def _admit(self, context: Any) -> tuple[controller_pb2.Transfer, PendingArrays]:
+        """Finds out what a call is for; of whoever knows no session's secret nothing is read."""
+        headers: dict[str, Any] = dict(context.invocation_metadata() or ())
         try:
-            return self._store.admit(transfer)
-        except NotAdmitted as error:
+            transfer = controller_pb2.Transfer.FromString(headers.get(TRANSFER_HEADER, b""))
+            return transfer, self._store.admit(transfer)
+        except (DecodeError, NotAdmitted) as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
             raise AssertionError from None  # abort() raises; this tells the type checker
 
     async def _upload(
         self, stream: AsyncIterator[bytes], context: Any
     ) -> controller_pb2.UploadResult:
-        first = await anext(aiter(stream), b"")
-        try:
-            transfer = controller_pb2.ArrayChunk.FromString(first).transfer
-        except DecodeError:
-            transfer = controller_pb2.Transfer()
-        arrays = await self._admit(transfer, context)
+        transfer, arrays = await self._admit(context)
+        await anext(aiter(stream), b"")  # the head, which says the same
         try:
             async with arrays.upload(transfer) as array:
                 if array is not None:
@@ -124,8 +124,8 @@ class ArrayService:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error) or "no memory")
         return controller_pb2.UploadResult(nbytes=transfer.nbytes)
 
-    async def _download(self, transfer: controller_pb2.Transfer, context: Any) -> None:
-        arrays = await self._admit(transfer, context)
+    async def _download(self, _request: AsyncIterator[bytes], context: Any) -> None:
+        transfer, arrays = await self._admit(context)
         if transfer.there:
             arrays.confirm(transfer)
             return

@@ -10,6 +10,7 @@ import threading
 import time
 
 import grpc
+import numpy as np
 import psutil
 import pytest
 
@@ -187,6 +188,24 @@ def test_what_strangers_begin_to_ask_is_not_read(controller, method):
     assert calls.refused >= 8
     assert max(more) < 64
     assert "Traceback" not in controller.stderr
+
+
+@pytest.mark.parametrize("method", ["Upload", "Download"])
+def test_what_strangers_bring_to_a_port_for_arrays_is_not_read(daemons, tokens, alice, method):
+    """Calls without the secret of a session there are ended, and a client's arrays arrive."""
+    controller = daemons.controller("--auth-token-file", tokens.path)
+    options = ("--slots", "1", "--array-listen", "127.0.0.1:0")
+    worker = daemons.worker(controller.address, *options, "--auth-token-file", tokens.of("pool"))
+    session = alice(controller)
+    address = session._core.transport._arrays._addresses[0]
+    with watched(psutil.Process(worker.process.pid)) as more:
+        calls = UnfinishedCalls(address, f"/disco.v1.ArrayService/{method}", 100, 4 * MIB)
+        calls.push()
+        array = np.arange(1 << 20)
+        assert (session.copy_to_worker_0(array).numpy() == array).all()
+        calls.close()
+    assert calls.refused >= 100
+    assert max(more) < 64
 
 
 def test_health_is_told_to_strangers_unread_and_to_others_by_name(controller, tokens):

@@ -17,11 +17,22 @@ from disco_client import connect, errors
 from disco_client.arrays.client import GrpcEndpoint
 from disco_client.pb import controller_pb2
 from disco_client.transport.channel import target
-from disco_client.wire.arrays import CHUNK_BYTES, chunk_data, encode_head, encode_stream
+from disco_client.wire.arrays import (
+    CHUNK_BYTES,
+    TRANSFER_HEADER,
+    chunk_data,
+    encode_head,
+    encode_stream,
+)
 from disco_client.wire.values import INLINE_ARRAY_BYTES
 
 BREAKING = "disco_conformance_functions"
 SERVICE = "/disco.v1.ArrayService/"
+
+
+def metadata(head):
+    """By which a worker's daemon knows a call before it reads a message."""
+    return ((TRANSFER_HEADER, head.SerializeToString()),)
 
 
 class Caller:
@@ -40,7 +51,8 @@ class Caller:
     def upload(self, ticket, data, *, nbytes=None, key=None, worker=0):
         nbytes = len(data) if nbytes is None else nbytes
         head = encode_head(self.session, key or self.key, ticket, nbytes, worker)
-        return self._upload()(encode_stream(head, memoryview(data)), timeout=30)
+        stream = encode_stream(head, memoryview(data))
+        return self._upload()(stream, timeout=30, metadata=metadata(head))
 
     def break_off(self, ticket, array):
         """Begins an upload, and cancels it once the daemon has something of it."""
@@ -49,7 +61,8 @@ class Caller:
         data = array.reshape(-1).view("uint8")
         for message in encode_stream(head, memoryview(data[: len(data) // 2])):
             messages.put(message)
-        call = self._upload().future(iter(messages.get, None), timeout=30)
+        stream = iter(messages.get, None)
+        call = self._upload().future(stream, timeout=30, metadata=metadata(head))
         while not messages.empty() and not call.done():
             time.sleep(0.01)
         call.cancel()
@@ -64,7 +77,7 @@ class Caller:
         )
         head = encode_head(self.session, key or self.key, ticket, 0, worker)
         head.there = there
-        return call(head, timeout=30)
+        return call(head, timeout=30, metadata=metadata(head))
 
     def download(self, ticket, **options):
         return list(self._download(ticket, **options))
