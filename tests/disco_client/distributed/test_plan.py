@@ -242,5 +242,5 @@ def test_a_way_is_found_once():
 
 def test_a_placement_that_does_not_fit_is_refused():
     """As where a tensor is made."""
-    with pytest.raises(ConfigError, match="each of the 2 axes"):
+    with pytest.raises(ConfigError, match="one for each axis of the mesh"):
         make_plan(info_of((4, 4), MESH, "R, R"), Placement([PlacementSpec.replica()]))

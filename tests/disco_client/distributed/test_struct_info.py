@@ -47,7 +47,7 @@ def test_each_worker_has_its_part():
         ((None, MESH, "R, R"), TypeError, "TensorStructInfo for tensor_sinfo, got None"),
         ((TENSOR, None, "R, R"), TypeError, "DeviceMesh for device_mesh, got None"),
         ((TENSOR, MESH, None), TypeError, "a Placement or its text for placement, got None"),
-        ((TENSOR, MESH, "R"), ConfigError, "each of the 2 axes of the mesh, got 1: 'R'"),
+        ((TENSOR, MESH, "R"), ConfigError, "one for each axis of the mesh, got 1: 'R'"),
         ((TENSOR, MESH, "S[2], R"), ConfigError, r"S\[2\] splits an axis that a tensor"),
         ((TENSOR, MESH, "S[-3], R"), ConfigError, r"S\[-3\] splits an axis that a tensor"),
     ],

@@ -84,8 +84,8 @@ def test_a_session_that_waits_is_told_its_place_and_how_many_slots_there_are(ser
     [
         ({"num_workers": 0}, f"num_workers from 1 to {MAX_WORKERS}, got 0"),
         ({"num_workers": MAX_WORKERS + 1}, f"num_workers from 1 to {MAX_WORKERS}"),
-        ({"num_groups": 0}, "num_groups to divide 2 workers evenly, got 0"),
-        ({"num_workers": 4, "num_groups": 3}, "divide 4 workers evenly, got 3"),
+        ({"num_groups": 0}, "num_groups to divide the 2 workers evenly, got 0"),
+        ({"num_workers": 4, "num_groups": 3}, "divide the 4 workers evenly, got 3"),
         ({"name": "x" * (MAX_NAME + 1)}, f"at most {MAX_NAME} characters"),
         ({"timeout_s": 0.0}, "timeout from 0"),
         ({"timeout_s": float("nan")}, "timeout from 0"),
