@@ -38,7 +38,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from disco_soak.cluster import FATAL, Breakable
+from disco_soak.cluster import BREAKER, FATAL, Breakable
 from disco_soak.habits import Habits, unread_standard_error
 from disco_soak.leaks import Holdings, hold_little
 from disco_soak.program import SoakProgram, WrongResult
@@ -202,7 +202,7 @@ class Soak:
             except Exception as error:  # noqa: BLE001  (raised below, in the program)
                 unexpected.append(error)
 
-        breaking = threading.Thread(target=break_it)
+        breaking = threading.Thread(target=break_it, name=BREAKER)
         breaking.start()
         try:
             if habits is not None:

@@ -42,6 +42,7 @@ from disco_client.sources import described
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
+from disco_client.threads import is_helper
 from disco_client.transport.base import (
     Events,
     ForeignTransport,
@@ -1155,7 +1156,7 @@ class SessionCore:
         Raises:
             Reentered: It is.
         """
-        entered = self.inbox.entered() or self.transport.entered
+        entered = is_helper() or self.inbox.entered() or self.transport.entered
         self.log.check_entered(entered or self._is_sending())
 
     def check_may_send(self, array: object, call: str) -> None:
@@ -1418,7 +1419,7 @@ def _start(
     )
     # A thread that waits may send and receive by itself.
     log.pump = inbox.pump = transport.pump
-    log.in_transport = lambda: transport.entered
+    log.in_transport = lambda: is_helper() or transport.entered
     inbox.decline = transport.decline
     sent = SentLog(welcome.session, log.take_batch, log.left, lambda: log.acked)
     events = Events(

@@ -9,20 +9,26 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from disco_client.clock import monotonic
 from disco_client.errors import SessionError
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 __all__ = [
     "ThreadRefused",
     "call_undisturbed",
     "check_threads",
+    "is_helper",
     "is_own",
     "is_refusal",
     "limits",
@@ -89,6 +95,52 @@ def is_own() -> bool:
     return _OWN in vars(threading.current_thread())
 
 
+_BEGINNING = threading.Thread._bootstrap_inner.__code__  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
+"""Where every thread of Python begins."""
+
+_HELPING = (__name__, "disco_client.transport.channel", "disco_client.transport.run_clock")
+"""Whose threads other threads wait for, besides gRPC's."""
+
+
+class _Known(threading.local):
+    """What is known of the calling thread.
+
+    Attributes:
+        helper: Whether it is a helper; None if that was not looked up yet.
+    """
+
+    helper: bool | None = None
+
+
+_known = _Known()
+
+
+def is_helper() -> bool:
+    """Whether the calling thread carries a call of gRPC, or does something for one that waits.
+
+    A finalizer may run there. While it waits the other thread does not go on, which may be the
+    one that it waits for. A session's threads are waited for until they begin, all at their end.
+    """
+    if _known.helper is None:
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001  (as above)
+        inner, module = frame, ""
+        while frame is not None:
+            # The outermost is of the function with which a thread without an object begins.
+            module = str(frame.f_globals.get("__name__"))
+            if frame.f_code is _BEGINNING:
+                # Also before the thread's first line, when current_thread() does not know it yet.
+                thread = frame.f_locals["self"]
+                target = getattr(thread, "_target", None)  # none once it is over
+                if inner.f_code.co_name != _RUN and (_OWN in vars(thread) or target is None):
+                    return True
+                module = str(getattr(target, "__module__", ""))
+                break
+            inner, frame = frame, frame.f_back
+        _known.helper = module in _HELPING or module.partition(".")[0] == "grpc"
+    return _known.helper
+
+
+_RUN = threading.Thread.run.__name__
 _OWN = "disco_own"
 
 

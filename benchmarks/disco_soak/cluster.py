@@ -25,12 +25,15 @@ from disco_client import Session, connect, errors
 from disco_soak.program import FUNCTIONS
 from disco_soak.ways import Ways
 
-__all__ = ["FATAL", "LOSSES", "Breakable"]
+__all__ = ["BREAKER", "FATAL", "LOSSES", "Breakable"]
 
 _READY_S = 60.0
 _BENCHMARKS = str(Path(__file__).parents[1])
 FATAL = ("rank killed", "daemon killed")
 """Faults that end the session, which the program then opens anew."""
+
+BREAKER = "soak: breaks the cluster"
+"""The name of the thread that breaks and mends it: its finalizers must not wait for a session."""
 
 LOSSES = ("daemon stalled beyond its lease",)
 """Faults that are made only where the session recovers from them."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from reentry import Finalizing, Handling, Interruption, OutOfTime, Raising, Stopped, watched
 
 from disco_client import errors
+from disco_soak.cluster import BREAKER
 from disco_soak.program import SoakProgram, WrongResult
 
 __all__ = ["Habits", "unread_standard_error"]
@@ -194,6 +195,8 @@ class _Using:
         """Notes the next number, and looks at the value where it may."""
         if self.enough():  # else a call over a slow link would not end
             return
+        if threading.current_thread().name == BREAKER:
+            return  # what it would wait for may be what that thread is about to mend
         self._came += 1
         program = self._program
         # In a scope of its own: the failures of the program's calls are the program's.

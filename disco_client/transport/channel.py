@@ -12,7 +12,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -31,8 +30,6 @@ from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
 from disco_client.transport.run_clock import RunClock
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     Header = tuple[str, str | bytes]
 
 __all__ = [
@@ -44,7 +41,6 @@ __all__ = [
     "abandon",
     "ask",
     "await_controller",
-    "carries_calls",
     "check_grpc_threads",
     "connection_limit",
     "denied",
@@ -522,41 +518,6 @@ def _result(made: Any, timeout: float) -> Any:
     return made.result()
 
 
-_BEGINNING = threading.Thread._bootstrap_inner.__code__  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
-"""Where every thread of Python begins."""
-
-
-class _Known(threading.local):
-    """What is known of the calling thread.
-
-    Attributes:
-        carries: Whether it carries calls of gRPC; None if that was not looked up yet.
-    """
-
-    carries: bool | None = None
-
-
-_known = _Known()
-
-
-def carries_calls() -> bool:
-    """Whether the calling thread is one of gRPC's, or makes one call for the main thread.
-
-    A finalizer may run there. While it waits the call does not go on, for which workers may wait.
-    """
-    if _known.carries is None:
-        target: object = None
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001  (as above)
-        while frame is not None:
-            if frame.f_code is _BEGINNING:
-                # Also before the thread's first line, when current_thread() does not know it yet.
-                target = getattr(frame.f_locals["self"], "_target", None)
-            frame = frame.f_back
-        module = str(getattr(target, "__module__", ""))
-        _known.carries = module.partition(".")[0] == grpc.__name__
-    return _known.carries
-
-
 def run_uninterrupted(begin: Callable[[], Any], finish: Callable[[Any], _T]) -> _T:
     """Makes a call in a thread of its own, where this is the main thread.
 
@@ -599,7 +560,6 @@ class _Work(Generic[_T]):
         self.over.acquire()
 
     def run(self) -> None:
-        _known.carries = True
         try:
             self._call = call = self._begin()
             if self._cancelled:

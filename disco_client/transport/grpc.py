@@ -46,7 +46,6 @@ from disco_client.transport.carriers import (
 from disco_client.transport.channel import (
     ReloadingChannel,
     await_controller,
-    carries_calls,
     check_grpc_threads,
     why_refused,
 )
@@ -753,7 +752,7 @@ class SessionStream:
     @property
     def entered(self) -> bool:
         """Whether the calling thread is in the middle of sending or reading, or alone does that."""
-        if carries_calls() or self._runner == threading.get_ident():
+        if self._runner == threading.get_ident():
             return True
         reading = self._reader is not None and self._reader.entered
         return reading or self._out.entered() or self._streams[-1].entered

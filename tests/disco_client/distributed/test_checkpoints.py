@@ -244,7 +244,11 @@ def test_only_tensors_of_the_session_are_saved(workers, tmp_path):
         ({"placements": "Q"}, ConfigError, "at character 1 of a placement"),
         ({"placements": 3}, TypeError, "expected a placement such as"),
         ({"placements": {"y*": "R, R"}}, ConfigError, r"has 'y\*', and the checkpoint no such"),
-        ({"placements": {"x": "R"}}, ConfigError, "'x': expected 2 specs, one for each axis of the mesh"),
+        (
+            {"placements": {"x": "R"}},
+            ConfigError,
+            "'x': expected 2 specs, one for each axis of the mesh",
+        ),
         ({"mesh": 3}, TypeError, "expected a DeviceMesh"),
         ({"mesh": DeviceMesh((2,), [3, 4])}, ConfigError, r"session.mesh\(\(4,\)\)"),
         (

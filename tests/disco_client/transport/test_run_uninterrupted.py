@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from concurrent import futures
+from functools import partial
 
 import grpc
 import pytest
 
-from disco_client.transport.channel import ask, carries_calls, run_uninterrupted
+from disco_client.threads import call_undisturbed, check_threads, is_helper, start_thread
+from disco_client.transport.channel import ask, run_uninterrupted
 
 
 def echo(data, _context):
@@ -119,22 +121,66 @@ def test_the_time_for_an_answer_is_not_counted_on_the_wall_clock(
     assert hanging.left.acquire(timeout=20)
 
 
-def test_a_thread_of_grpc_is_known_before_its_first_line():
-    """A finalizer may run there as early, and what it would wait for needs that thread."""
+def call_grpc():
+    with grpc.insecure_channel("127.0.0.1:1") as channel, contextlib.suppress(grpc.RpcError):
+        channel.unary_unary("/no/method").future(b"").result()
+
+
+def start_plain():
+    thread = threading.Thread(target=list)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("start", "helps"),
+    [
+        (call_grpc, True),
+        (partial(check_threads, 1, "this test"), True),
+        (partial(run_uninterrupted, int, int), True),
+        (start_plain, False),
+    ],
+    ids=["grpc", "check", "call", "plain"],
+)
+def test_a_thread_that_others_wait_for_is_known_before_its_first_line(start, helps):
+    """A finalizer may run there as early, and what it would wait for may need that thread."""
     seen: list[bool] = []
 
     def look(_frame, _event, _arg):
         sys.setprofile(None)
-        seen.append(carries_calls())
+        seen.append(is_helper())
 
     threading.setprofile(look)
     try:
-        with grpc.insecure_channel("127.0.0.1:1") as channel:
-            with contextlib.suppress(grpc.RpcError):
-                channel.unary_unary("/no/method").future(b"").result()
-            thread = threading.Thread(target=seen.copy)
-            thread.start()
-            thread.join()
+        start()
     finally:
         threading.setprofile(None)
-    assert seen == [True, False]
+    assert seen == [helps]
+
+
+def test_a_thread_without_an_object_is_known_too():
+    """In which a thread is started; the one that it is done for is no helper by that."""
+    seen: list[bool] = []
+    call_undisturbed(lambda: seen.append(is_helper()))
+    assert seen == [True]
+    assert not is_helper()
+
+
+def test_a_thread_of_a_session_is_waited_for_until_it_begins_and_at_its_end():
+    """Between them a finalizer may wait there, unless what the thread does is in the way."""
+    seen: list[bool] = []
+
+    def look_before(call):
+        def look():
+            seen.append(is_helper())
+            call()
+
+        return look
+
+    for target in (list, lambda: seen.append(is_helper())):
+        thread = threading.Thread(target=target)
+        thread._started.set = look_before(thread._started.set)
+        thread._delete = look_before(thread._delete)
+        start_thread(thread)
+        thread.join()
+    assert seen == [True, True, True, False, False]  # the last is not looked up again
