@@ -14,8 +14,10 @@ import contextlib
 import io
 import ipaddress
 import json
+import socket
 import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from disco_server.controller.hub import Hub
     from disco_server.controller.logs import SessionLog
 
-__all__ = ["MOST_WATCHERS", "Feed", "Page"]
+__all__ = ["MOST_FILES", "MOST_WATCHERS", "Feed", "Page"]
 
 
 # What the dashboard receives: the cluster each second, and more of the session it shows.
@@ -164,9 +166,13 @@ def _plain(part: controller_pb2.LogsPart) -> dict[str, object]:
     }
 
 
-MOST_WATCHERS: Final = 128
-"""How many streams there may be; a page has two when it shows a session, and each costs a look at
-the cluster's lists in a second."""
+MOST_WATCHERS: Final = 32
+"""How many streams an owner may read; a page has two when it shows a session, and each costs a look
+at the cluster's lists in a second."""
+
+MOST_FILES: Final = 8
+"""How many files an owner may have asked for that it has not read to the end: what ranks printed,
+of which each holds up to a mebibyte, and their records."""
 
 MOST_NODES: Final = 64
 """For how many nodes one answer has their last hour."""
@@ -175,6 +181,12 @@ _MOST_PARTS: Final = 360
 _MOST_DIGITS: Final = 18
 _MOST_SEQ: Final = 10**_MOST_DIGITS - 1
 _MOST_BODY: Final = 4096
+_PIECE: Final = 64 << 10
+"""How many characters of a file are encoded at a time."""
+
+_UNREAD_BYTES: Final = 64 << 10
+"""How much of an answer the system may hold, which takes twice of it for its own records."""
+
 _AT_ONCE: Final = 2
 """How many answers are made from the records of ranks at a time; each takes up to a second."""
 
@@ -209,6 +221,40 @@ _HEADERS: Final = {
 }
 
 
+class _OwnerLimit:
+    """Counts what each owner has under way, so that no owner has all of it.
+
+    Args:
+        most: How many an owner may have.
+        what: What is counted, for the error.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._counts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def counted(self, owner: str) -> Generator[None]:
+        """Counts one more for as long as the block lasts.
+
+        Raises:
+            HTTPTooManyRequests: The owner has as many as it may.
+        """
+        from aiohttp import web
+
+        if self._counts[owner] >= self._most:
+            msg = f"{self._most} {self._what} already; close one, and ask again\n"
+            raise web.HTTPTooManyRequests(text=msg)
+        self._counts[owner] += 1
+        try:
+            yield
+        finally:
+            self._counts[owner] -= 1
+            if not self._counts[owner]:
+                del self._counts[owner]
+
+
 class Page:
     """What a controller's HTTP port answers besides metrics and health.
 
@@ -220,7 +266,8 @@ class Page:
     def __init__(self, hub: Hub, interceptor: AuthInterceptor) -> None:
         self._hub = hub
         self._interceptor = interceptor
-        self._watchers = 0
+        self._streams = _OwnerLimit(MOST_WATCHERS, "streams of yours are read")
+        self._files = _OwnerLimit(MOST_FILES, "files of yours are on their way, and not read,")
         self._making = asyncio.Semaphore(_AT_ONCE)
 
     def routes(self) -> Mapping[str, Answer]:
@@ -254,41 +301,38 @@ class Page:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Sends what the cluster does, as server-sent events, until the viewer disconnects."""
-        feed = self._feed(request)
-        return await self._carry(request, feed.overviews())
+        feed, owner = self._feed(request)
+        return await self._carry(request, owner, feed.overviews())
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         """Sends what the ranks of a session print, and why it stands still."""
-        feed = self._feed(request)
-        return await self._carry(request, feed.diagnoses(), feed.lines())
+        feed, owner = self._feed(request)
+        return await self._carry(request, owner, feed.diagnoses(), feed.lines())
 
-    def _feed(self, request: web.Request) -> Feed:
+    def _feed(self, request: web.Request) -> tuple[Feed, str]:
         from aiohttp import web
 
         who = self._admit(request)
         try:
-            return Feed(self._hub, who, Selection.read(request.query))
+            return Feed(self._hub, who, Selection.read(request.query)), _owner_of(request, who)
         except ValueError as error:
             raise web.HTTPBadRequest(text=f"{error}\n") from None
 
     async def _carry(
-        self, request: web.Request, *streams: AsyncGenerator[Event]
+        self, request: web.Request, owner: str, *streams: AsyncGenerator[Event]
     ) -> web.StreamResponse:
         from aiohttp import web
 
-        if self._watchers >= MOST_WATCHERS:
-            raise web.HTTPServiceUnavailable(text=f"{MOST_WATCHERS} streams are read already\n")
         response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
-        self._watchers += 1
-        try:
-            await response.prepare(request)
-            async with asyncio.TaskGroup() as tasks:
-                for stream in streams:
-                    tasks.create_task(_write(stream, response))
-        except* ConnectionError:
-            pass  # the viewer has disconnected
-        finally:
-            self._watchers -= 1
+        with self._streams.counted(owner):
+            try:
+                await response.prepare(request)
+                _bound_unread(request)
+                async with asyncio.TaskGroup() as tasks:
+                    for stream in streams:
+                        tasks.create_task(_write(stream, response))
+            except* ConnectionError:
+                pass  # the viewer has disconnected
         return response
 
     # Answers --------------------------------------------------------------------------
@@ -353,26 +397,23 @@ class Page:
             told = await asyncio.to_thread(tensors, found, asked, name, first)
         return _json({**told, "num_workers": found.num_workers})
 
-    async def _trace(self, request: web.Request) -> web.Response:
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
         """What some ranks did last, in Chrome's trace format."""
-        found = await self._inspect(request, flights=True)
-        async with self._making:
-            text = await asyncio.to_thread(_chrome_trace, found)
-        return _file(f"{found.name}.trace.json", text, "application/json")
+        with self._files.counted(_owner_of(request, self._admit(request))):
+            found = await self._inspect(request, flights=True)
+            async with self._making:
+                text = await asyncio.to_thread(_chrome_trace, found)
+            return await _send_file(
+                request, f"{found.name}.trace.json", "application/json", _pieces(text)
+            )
 
-    async def _logs(self, request: web.Request) -> web.Response:
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
         """The lines of a session that are kept."""
         who = self._admit(request)
-        session = self._find(request, who, "logs refused")
-        lines: list[str] = []
-        async for part in _log_of(self._hub, session).read():
-            if part.lost:
-                lines.append(f"... {many(part.lost, 'line')} not kept any more")
-            for each in part.printed:
-                at, said = logs.time_text(each.time_s), each.lines
-                kind = "err" if said.stderr else "out"
-                lines += (f"{at} {said.worker} {said.node} {kind} {line}" for line in said.lines)
-        return _file(f"{session.name}.log", "\n".join((*lines, "")), "text/plain")
+        with self._files.counted(_owner_of(request, who)):
+            session = self._find(request, who, "logs refused")
+            lines = _lines_of(_log_of(self._hub, session))
+            return await _send_file(request, f"{session.name}.log", "text/plain", lines)
 
     async def _inspect(
         self,
@@ -528,6 +569,11 @@ class Page:
         refusals.record(event, who=who, peer=str(request.remote), what=what, outcome=problem)
 
 
+def _owner_of(request: web.Request, who: Identity) -> str:
+    """Tells apart whose requests are counted; without authentication by where they come from."""
+    return who.principal or str(request.remote)
+
+
 def _allowed(who: Identity, method: str) -> bool:
     """Whether a caller may call a method of the gRPC port."""
     return who.role in (METHODS[method] or frozenset[Role]()) or who.role is Role.ANYBODY
@@ -558,13 +604,61 @@ def _json(data: object) -> web.Response:
     return web.Response(text=text, content_type="application/json", headers=_HEADERS)
 
 
-def _file(name: str, text: str, kind: str) -> web.Response:
-    """An answer to be saved as a file."""
+def _bound_unread(request: web.Request) -> None:
+    """Lets little of an answer lie between its maker and a peer that does not read it.
+
+    Linux alone takes 3 MB for one that reads nothing.
+    """
+    transport = request.transport
+    if transport is None:  # the viewer has disconnected
+        return
+    transport.set_write_buffer_limits(0)
+    sock: Any = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+
+
+async def _send_file(
+    request: web.Request, name: str, kind: str, parts: AsyncGenerator[str]
+) -> web.StreamResponse:
+    """Answers with something to be saved as a file, and returns when little of it is unread.
+
+    Each part is made when those before are on their way, so a slow reader holds one of them.
+    """
     from aiohttp import web
 
     quoted = urllib.parse.quote(name, safe="")
-    headers = {**_HEADERS, "Content-Disposition": f"attachment; filename*=UTF-8''{quoted}"}
-    return web.Response(text=text, content_type=kind, headers=headers)
+    disposition = f"attachment; filename*=UTF-8''{quoted}"
+    headers = {
+        **_HEADERS,
+        "Content-Disposition": disposition,
+        "Content-Type": f"{kind}; charset=utf-8",
+    }
+    response = web.StreamResponse(headers=headers)
+    with contextlib.suppress(ConnectionError):  # the viewer has disconnected
+        await response.prepare(request)
+        _bound_unread(request)
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                await response.write(part.encode())
+        await response.write_eof()
+    return response
+
+
+async def _pieces(text: str) -> AsyncGenerator[str]:
+    for at in range(0, len(text), _PIECE):
+        yield text[at : at + _PIECE]
+
+
+async def _lines_of(log: SessionLog) -> AsyncGenerator[str]:
+    """What ranks printed, as a text for people."""
+    async for part in log.read():
+        if part.lost:
+            yield f"... {many(part.lost, 'line')} not kept any more\n"
+        for each in part.printed:
+            at, said = logs.time_text(each.time_s), each.lines
+            kind = "err" if said.stderr else "out"
+            begin = f"{at} {said.worker} {said.node} {kind}"
+            yield "".join(f"{begin} {line}\n" for line in said.lines)
 
 
 def _chrome_trace(found: Inspection) -> str:
