@@ -335,6 +335,7 @@ class AssignRank(google.protobuf.message.Message):
     ALLOW_FUNCTIONS_FIELD_NUMBER: builtins.int
     WORK_DIR_FIELD_NUMBER: builtins.int
     MAX_REGISTERS_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -357,6 +358,8 @@ class AssignRank(google.protobuf.message.Message):
     """The rank's own folder, which goes with the session; empty for none."""
     max_registers: builtins.int
     """How many registers the session may have."""
+    owner: builtins.str
+    """Tells apart the owners of sessions; what one of them may use of the node is counted."""
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -398,8 +401,9 @@ class AssignRank(google.protobuf.message.Message):
         allow_functions: collections.abc.Iterable[builtins.str] | None = ...,
         work_dir: builtins.str = ...,
         max_registers: builtins.int = ...,
+        owner: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

@@ -41,11 +41,13 @@ class LoadRules:
         allow: Folders and files, UPLOADS or ``*`` (see `WorkerConfig.allow_load`).
         cache: The folder of uploaded files; None where there is none.
         cache_bytes: How many bytes of them are kept.
+        owner: Who has the session, which may use half of them.
     """
 
     allow: tuple[str, ...] = ()
     cache: Path | None = None
     cache_bytes: int = 0
+    owner: str = ""
 
     def check_file(self, path: Path) -> Path:
         """Returns a file's real path.

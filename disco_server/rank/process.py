@@ -217,6 +217,7 @@ def _assigned(
             tuple(assign.allow_load),
             Path(assign.module_cache) if assign.module_cache else None,
             assign.module_cache_bytes,
+            assign.owner,
         ),
         flight=flight,
     )

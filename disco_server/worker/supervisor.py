@@ -381,6 +381,7 @@ class Supervisor:
             node=self._node,
             device=device,
             session_name=start.session_name,
+            owner=start.principal or start.owner,
             work_dir=folder,
             local_workers=len(here),
             local_rank=here.index(worker),

@@ -9,6 +9,8 @@ import socket
 
 import pytest
 
+from disco_client import errors
+
 
 @pytest.fixture(scope="module")
 def carrier():
@@ -18,11 +20,12 @@ def carrier():
 
 @pytest.fixture
 def controller(daemons, tokens):
-    """One that asks for tokens and has a dashboard, with a node of two slots."""
+    """One that asks for tokens and has a dashboard, and a node with a small cache of modules."""
     started = daemons.controller("--auth-token-file", tokens.path, "--http", "127.0.0.1:0")
     daemons.worker(
         started.address,
-        *("--slots", "2", "--auth-token-file", tokens.of("pool"), "--allow-module", "*"),
+        *("--slots", "3", "--auth-token-file", tokens.of("pool"), "--allow-module", "*"),
+        *("--allow-load", "uploads", "--module-cache", "cache", "--module-cache-mib", "1"),
     )
     return started
 
@@ -105,3 +108,34 @@ def test_an_owner_leaves_eight_files_unread_and_others_get_theirs(
     assert bob.status(f"/logs?session={quiet.name}") == 200
     assert opened[0].read().count(b"x" * 1000) == 900
     eventually(lambda: alice.status(path) == 200, what="room")
+
+
+def test_an_owner_s_modules_pin_half_of_the_cache_and_others_bring_theirs(
+    controller, connect, tokens, tmp_path, eventually
+):
+    """What its sessions use counts together; the error says what to do, and they work on."""
+
+    def file(name, kib):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"def f(): return {kib}\n#{name}" + "x" * (kib << 10))
+        return path
+
+    def used(session, path):
+        return session.load_vm_module(path)["f"]().debug_get_from_remote(0)
+
+    loud = [connect(controller.address, token_file=tokens.of("alice")) for _ in range(2)]
+    assert used(loud[0], file("first", 200)) == used(loud[1], file("second", 200)) == 200
+    for session in loud:
+        with pytest.raises(errors.BadFile, match=r"an owner's sessions may use .* end some of"):
+            session.load_vm_module(file("third", 200))
+        session.sync_all()
+    quiet = connect(controller.address, token_file=tokens.of("bob"))
+    assert used(quiet, file("fourth", 500)) == 500
+    loud[0].shutdown()
+    third = file("third", 200)
+
+    def room():
+        with contextlib.suppress(errors.BadFile):
+            return used(loud[1], third) == 200
+
+    eventually(room, what="the other session's end")

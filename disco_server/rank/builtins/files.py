@@ -173,12 +173,13 @@ def _find(worker: Worker, path: str, digest: str) -> Path | None:
 
 
 def _cache(worker: Worker) -> ModuleCache:
-    if worker.loading.cache is None:
+    rules = worker.loading
+    if rules.cache is None:
         msg = "this worker has no folder for what clients bring"
         raise FileRefused(msg)
     from disco_server.modules.cache import ModuleCache
 
-    return ModuleCache(worker.loading.cache, worker.loading.cache_bytes)
+    return ModuleCache(rules.cache, rules.cache_bytes, rules.owner)
 
 
 def _own_device(worker: Worker, where: Any) -> Device:

@@ -21,7 +21,7 @@ from disco_server.modules.cache import ModuleCache
 PROGRAM = """
 import sys, pathlib
 from disco_server.modules.cache import ModuleCache
-cache = ModuleCache(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+cache = ModuleCache(pathlib.Path(sys.argv[1]), int(sys.argv[2]), "other")
 if sys.argv[3] == "use":
     assert cache.find(sys.argv[4], ".so")
 else:
@@ -37,7 +37,7 @@ def folder(tmp_path):
     """A cache's folder; what this process had in use is let go with the test."""
     yield tmp_path / "cache"
     for path in [path for path in cache_module._pins if tmp_path in path.parents]:
-        os.close(cache_module._pins.pop(path))
+        cache_module._pins.pop(path).release()
 
 
 @pytest.fixture
@@ -72,9 +72,14 @@ def store(cache, content, suffix=".so"):
     return incoming.finish()
 
 
+def files_in(folder):
+    """The files of a cache, without those that count for their owners."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".owner-")]
+
+
 def forget(path):
     """Lets go of a file that this process has in use."""
-    os.close(cache_module._pins.pop(path))
+    cache_module._pins.pop(path).release()
 
 
 def test_what_was_stored_is_found_by_its_content(folder):
@@ -88,7 +93,7 @@ def test_what_was_stored_is_found_by_its_content(folder):
     assert cache.find(digest(b"one"), ".py") is None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert os.listdir(folder) == [path.name]  # noqa: PTH208
+    assert files_in(folder) == [path]
 
 
 @pytest.mark.parametrize("came", [b"onE", b"on", b""])
@@ -112,7 +117,7 @@ def test_a_file_that_is_given_up_leaves_nothing(folder):
     """As when the client went away: its register dies."""
     incoming = ModuleCache(folder, 100).begin(digest(b"one"), ".so", 3)
     incoming.append(memoryview(b"on"))
-    assert len(list(folder.iterdir())) == 1
+    assert len(files_in(folder)) == 1
     del incoming
     gc.collect()
     assert list(folder.iterdir()) == []
@@ -131,7 +136,7 @@ def test_a_damaged_file_is_removed(folder):
 def test_the_longest_unused_make_room(folder):
     """As few as needed, and finding a file counts as using it."""
     cache = ModuleCache(folder, 10)
-    paths = [store(cache, content) for content in (b"aaa", b"bbb", b"ccc")]
+    paths = [store(ModuleCache(folder, 10, each), each.encode()) for each in ("aaa", "bbb", "ccc")]
     for age, path in enumerate(reversed(paths)):
         forget(path)
         os.utime(path, (1000 - age, 1000 - age))
@@ -141,28 +146,62 @@ def test_the_longest_unused_make_room(folder):
     assert [path.exists() for path in paths] == [True, False, True]
 
 
-def test_a_file_larger_than_the_cache_is_refused(folder):
+def test_a_file_larger_than_half_of_the_cache_is_refused(folder):
     """Before anything is removed for it."""
-    cache = ModuleCache(folder, 3)
+    cache = ModuleCache(folder, 6)
     path = store(cache, b"one")
     forget(path)
-    with pytest.raises(FileRefused, match="larger --module-cache-mib"):
+    with pytest.raises(FileRefused, match=r"at most 3 bytes, half .* larger --module-cache-mib"):
         cache.begin(digest(b"four"), ".so", 4)
     assert path.exists()
 
 
 def test_what_another_process_uses_is_kept(folder, other):
     """Until it ends, however it does."""
-    cache = ModuleCache(folder, 5)
+    cache = ModuleCache(folder, 7)
     path = store(cache, b"one")
     forget(path)
     user = other("use", digest(b"one"))
+    kept = store(cache, b"two")
     with pytest.raises(FileRefused, match="what it holds is in use"):
-        cache.begin(digest(b"two"), ".so", 3)
+        ModuleCache(folder, 7, "third").begin(digest(b"tri"), ".so", 3)
     user.send_signal(signal.SIGKILL)
     user.wait()
-    assert store(cache, b"two").exists()
+    assert store(ModuleCache(folder, 7, "third"), b"tri").exists()
+    assert kept.exists()
     assert not path.exists()
+
+
+def test_an_owner_uses_half_of_the_cache_and_others_bring_theirs(folder, other):
+    """Files under way and those of its other processes count, until they are used no more."""
+    store(ModuleCache(folder, 100), b"12345")
+    other("use", digest(b"12345"))
+    mine = ModuleCache(folder, 100, "other")
+    begun = [mine.begin(digest(b"x" * 20), ".so", 20) for _ in range(2)]
+    with pytest.raises(FileRefused, match=r"no room for 6 bytes in the 50 .* yours use 45"):
+        mine.begin(digest(b"y" * 6), ".so", 6)
+    quiet = store(ModuleCache(folder, 100, "quiet"), b"z" * 50)
+    forget(quiet)
+    with pytest.raises(FileRefused, match="yours use 45"):
+        mine.find(digest(b"z" * 50), ".so")
+    del begun
+    gc.collect()
+    assert store(mine, b"y" * 45).exists()
+    assert quiet.exists()
+
+
+def test_a_file_that_an_owner_s_processes_share_counts_once(folder, other):
+    """However many of its ranks use it, and for as long as one of them does."""
+    path = store(ModuleCache(folder, 100, "other"), b"x" * 40)
+    users = [other("use", digest(b"x" * 40)) for _ in range(2)]
+    forget(path)
+    users[0].kill()
+    users[0].wait()
+    with pytest.raises(FileRefused, match="yours use 40"):
+        ModuleCache(folder, 100, "other").begin(digest(b"y" * 11), ".so", 11)
+    users[1].kill()
+    users[1].wait()
+    assert store(ModuleCache(folder, 100, "other"), b"y" * 11).exists()
 
 
 def test_what_a_killed_process_left_is_swept(folder, other):
@@ -173,7 +212,7 @@ def test_what_a_killed_process_left_is_swept(folder, other):
     writers[0].wait()
     cache.begin(digest(b"x"), ".so", 1)
     gc.collect()
-    assert len(list(folder.iterdir())) == 1
+    assert len(files_in(folder)) == 1
 
 
 def test_several_may_bring_the_same_file_at_once(folder):
@@ -193,7 +232,7 @@ def test_several_may_bring_the_same_file_at_once(folder):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert [path.read_bytes() for path in folder.iterdir()] == [content]
+    assert [path.read_bytes() for path in files_in(folder)] == [content]
 
 
 def test_a_folder_of_somebody_else_is_refused(tmp_path):
