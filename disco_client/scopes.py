@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from disco_client.copies import Handle
-from disco_client.uncollected import current_frames, reset_variable, set_variable
+from disco_client.uncollected import current_frames, frames_of, reset_variable, set_variable
 
 if TYPE_CHECKING:
     import asyncio
@@ -230,7 +230,7 @@ def _find_lender() -> Any:
         task = _find_waiting(loops, mark)
         if task is None:
             me = threading.get_ident()
-            stacks = [_stack(top) for at, top in current_frames().items() if at != me]
+            stacks = [frames_of(each) for each in current_frames() if each != me]
             loops = _add_loops(loops, stacks)
             # If it is still running, it is found here, or is waiting by now.
             task = _find_running(loops, stacks, mark) or _find_waiting(loops, mark)
@@ -270,14 +270,6 @@ def _holds(frame: FrameType | None, mark: object) -> bool:
         if isinstance(held, Context) and held.get(_mark) is mark:
             return True
     return False
-
-
-def _stack(frame: FrameType | None) -> list[FrameType]:
-    frames: list[FrameType] = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames
 
 
 def _add_loops(known: list[Any], stacks: Iterable[Iterable[FrameType]]) -> list[Any]:

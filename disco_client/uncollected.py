@@ -8,10 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
+from itertools import chain, starmap
+from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import TypeVar
 
-__all__ = ["current_frames", "reset_variable", "set_variable"]
+__all__ = ["current_frames", "frames_of", "reset_variable", "set_variable"]
 
 _Value = TypeVar("_Value")
 
@@ -32,6 +34,25 @@ def current_frames() -> dict[int, FrameType]:
     list to start another, and then both wait for ever (python/cpython issue 106883).
     """
     return _call(sys._current_frames)  # noqa: SLF001  (public, in spite of its name)
+
+
+_outer = attrgetter("f_back")
+
+
+def frames_of(thread: int) -> list[FrameType]:
+    """The frames of a thread, the innermost first; none where there is no such thread.
+
+    They are found by one call of a function in C, during which the thread does not go on. Else
+    ``f_back`` of a frame that it has left meanwhile has been something else in Python 3.11.
+
+    Args:
+        thread: Its identifier.
+    """
+    frames: list[FrameType] = []
+    innermost = map(methodcaller("get", thread), starmap(sys._current_frames, ((),)))  # noqa: SLF001  (as above)
+    # It goes through the list while that grows.
+    _call(frames.extend, filter(None, chain(innermost, map(_outer, frames))))
+    return frames
 
 
 def set_variable(variable: ContextVar[_Value], value: _Value) -> Token[_Value]:

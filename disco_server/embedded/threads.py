@@ -35,7 +35,7 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.threads import start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
-from disco_client.uncollected import current_frames
+from disco_client.uncollected import frames_of
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
 from disco_client.wire.values import ArrayPorter, Device
@@ -469,8 +469,7 @@ class RankThread(ArrayPorter):
         worker, ident, stack, note = self._worker, self.thread.ident, "", ""
         alive = self.thread.is_alive()
         if stacks and alive:
-            frame = current_frames().get(ident or 0)
-            stack = format_stack(frame)
+            stack = format_stack(frames_of(ident or 0))
         elif stacks:
             note = "the thread has ended"
         report = report_memory(

@@ -16,6 +16,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -107,18 +108,24 @@ def open_flight(environ: MutableMapping[str, str]) -> FlightRecorder:
 def _write_stack(fd: int, frame: FrameType | None) -> None:
     """Answers a request for the stack; the request may have timed out by then."""
     if os.pread(fd, 1, RING_BYTES) == _ASKED:
-        raw = f"{format_stack(frame)}\n".encode("utf-8", "replace")
+        raw = f"{format_stack(_outward(frame))}\n".encode("utf-8", "replace")
         os.pwrite(fd, raw[: STACK_BYTES - 1], RING_BYTES)
 
 
-def format_stack(frame: FrameType | None) -> str:
-    """Writes a stack as ``faulthandler`` does: innermost first, each frame a line, at most 100."""
-    lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_FRAMES:
-        code = frame.f_code
-        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n')
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return "".join(lines) + "  ...\n" * (frame is not None)
+
+
+def format_stack(frames: Iterable[FrameType]) -> str:
+    """Writes a stack as ``faulthandler`` does: innermost first, each frame a line, at most 100."""
+    lines = [
+        f'  File "{each.f_code.co_filename}", line {each.f_lineno} in {each.f_code.co_name}\n'
+        for each in islice(frames, _MOST_FRAMES + 1)
+    ]
+    more = len(lines) > _MOST_FRAMES
+    return "".join(lines[:_MOST_FRAMES]) + "  ...\n" * more
 
 
 def process_state(pid: int) -> RankState:

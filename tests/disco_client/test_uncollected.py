@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from disco_client.uncollected import frames_of
+
 PROGRAM = """
 import gc, sys, threading, time, weakref
-from disco_client.uncollected import current_frames
+from disco_client.uncollected import current_frames, frames_of
 
 class Node:
     pass
@@ -29,6 +32,7 @@ def look():
     while time.monotonic() < end:
         leave_garbage()
         assert threading.get_ident() in current_frames()
+        assert look.__code__ in [each.f_code for each in frames_of(threading.get_ident())]
 
 def start_others():
     while time.monotonic() < end:
@@ -62,3 +66,29 @@ def test_threads_start_while_others_look_where_all_are(collects):
         check=True,
     )
     assert done.stdout.strip() == collects
+
+
+def test_the_frames_of_a_thread_are_its_calls():
+    """The innermost first, for another thread as for this one; of a thread that is over, none."""
+    begun, over = threading.Event(), threading.Event()
+
+    def outer():
+        inner()
+
+    def inner():
+        begun.set()
+        over.wait(20)
+
+    other = threading.Thread(target=outer)
+    other.start()
+    begun.wait(20)
+    found = [frame.f_code for frame in frames_of(other.ident)]
+    assert found.index(inner.__code__) + 1 == found.index(outer.__code__)
+    over.set()
+    other.join()
+    assert frames_of(other.ident) == []
+    mine, frame = frames_of(threading.get_ident()), sys._getframe()
+    for each in mine[mine.index(frame) :]:
+        assert each is frame
+        frame = frame.f_back
+    assert frame is None
