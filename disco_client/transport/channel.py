@@ -486,7 +486,15 @@ _T = TypeVar("_T")
 _CANCEL_S = 5.0
 
 
-def ask(call: Any, request: Any, *, timeout: float, **options: Any) -> Any:
+def ask(
+    call: Any,
+    request: Any,
+    *,
+    timeout: float,
+    quiet_s: float = LONGEST_S,
+    on_wait: Callable[[], object] = bool,
+    **options: Any,
+) -> Any:
     """Makes a call with one answer, and returns that; see `run_uninterrupted`.
 
     Args:
@@ -494,24 +502,30 @@ def ask(call: Any, request: Any, *, timeout: float, **options: Any) -> Any:
         request: What to ask.
         timeout: Seconds. gRPC itself would count them on the wall clock, which programs
             freeze and move.
+        quiet_s: After so many seconds without an answer ``on_wait`` is called, and this waits on.
+        on_wait: See there.
         options: Other options of the call.
 
     Raises:
         grpc.RpcError: It failed, or was not answered in time.
     """
     return run_uninterrupted(
-        lambda: call.future(request, **options), lambda made: _result(made, timeout)
+        lambda: call.future(request, **options),
+        lambda made: _result(made, timeout, min(quiet_s, timeout), on_wait),
     )
 
 
-def _result(made: Any, timeout: float) -> Any:
+def _result(made: Any, timeout: float, quiet_s: float, on_wait: Callable[[], object]) -> Any:
     over = Event()
 
     def end(_made: object) -> None:
         over.set()
 
     made.add_done_callback(end)
-    if not over.wait(min(timeout, LONGEST_S)):
+    if quiet_s < timeout and not over.wait(quiet_s):
+        on_wait()
+    left = timeout - quiet_s * (quiet_s < timeout)
+    if not over.wait(min(left, LONGEST_S)):
         made.cancel()
         if made.cancelled():
             raise grpc.RpcError(f"DEADLINE_EXCEEDED: no answer within {timeout:g} s")
@@ -639,17 +653,29 @@ def _probe(line: ReloadingChannel, timeout: float, clock: RunClock) -> None:
     # a polling thread for a while.
     probe = line.unary_unary(_METHOD)
     began = clock()
-    first, wait, look, said = "", min(timeout, _SAY_S), _FIRST_LOOK_S, False
+    first, wait, look, said = "", timeout, _FIRST_LOOK_S, False
+
+    def tell() -> None:
+        nonlocal said
+        if not said:
+            said = True
+            say(f"waiting for a controller at {line.address} ({first or 'no answer yet'})")
+
     while True:
+        quiet_s = max(_SAY_S - (clock() - began), 0.0)
         try:
-            ask(probe, b"", timeout=max(wait, 0.0), wait_for_ready=bool(first))
+            ask(
+                probe,
+                b"",
+                timeout=max(wait, 0.0),
+                quiet_s=quiet_s,
+                on_wait=tell,
+                wait_for_ready=bool(first),
+            )
         except grpc.RpcError as error:
             if (refused := denied(error)) is not None:
                 raise refused from None
             first = first or details(error)
-            if not said and clock() - began >= _SAY_S:
-                said = True
-                say(f"waiting for a controller at {line.address} ({first})")
             why = why_refused(line.address, line.credentials)
             if why is not None:
                 msg = f"the controller at {line.address} cannot be spoken to: {why}"
@@ -659,8 +685,7 @@ def _probe(line: ReloadingChannel, timeout: float, clock: RunClock) -> None:
         waited = clock() - began
         if waited >= timeout or _nobody_listens(line.address):
             break
-        until = timeout if waited >= _SAY_S else min(timeout, _SAY_S)
-        wait, look = min(look, until - waited), look * 2
+        wait, look = min(look, timeout - waited), look * 2
     here = "'disco local -- python program.py' runs a program with one on this machine; or "
     msg = (
         f"no controller answers at {line.address} (waited for {waited:.0f} s, {first}); "

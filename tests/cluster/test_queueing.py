@@ -112,7 +112,7 @@ def test_who_comes_after_a_killed_program_learns_how_long_it_waits(
         nonlocal printed
         printed += capfd.readouterr().err
         return re.search(
-            "waiting for 1 slots: 0 of 1 are free, session 'mine' has lost its program, "
+            "waiting for 1 slot: 0 of 1 are free, session 'mine' has lost its program, "
             r"its slots are free in at most \d+ s",
             printed,
         )

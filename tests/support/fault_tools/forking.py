@@ -5,6 +5,7 @@ Each prints what it found as one line of JSON, and ends with 0. The session has 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -183,8 +184,8 @@ def exits(kind: str, address: str) -> dict[str, object]:
     found: dict[str, object] = {}
 
     def leave_block() -> None:
-        with session:
-            pass
+        with contextlib.ExitStack() as block:
+            block.push(session)  # the parent has entered it
 
     def leave_capture() -> None:
         with session.capture() as program:
