@@ -282,7 +282,9 @@ def test_the_cluster_of_its_page_runs_the_program_that_it_names(tmp_path):
     try:
         for line in lines.replace("10.0.0.1", here).splitlines():
             waits = line.startswith(("disco-controller", "disco-worker"))
-            printed = terminal.type(f"{line} > log 2>&1 &" if waits else line)
+            printed = terminal.type(f"{line} >> log 2>&1 &" if waits else line)
+            if line.startswith("disco-controller"):  # who connects before it listens is refused
+                terminal.type("for _ in $(seq 200); do grep -q ready log && break; sleep 0.1; done")
             if line == "python scale.py":
                 assert printed.endswith("worker 2 has [100. 100. 100.]\n"), printed
             elif line.startswith("disco status"):
