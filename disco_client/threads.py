@@ -116,7 +116,7 @@ _known = _Known()
 
 
 def is_helper() -> bool:
-    """Whether the calling thread carries a call of gRPC, or does something for one that waits.
+    """Whether the calling thread carries a call of gRPC, or does something that waits need.
 
     A finalizer may run there. While it waits the other thread does not go on, which may be the
     one that it waits for. A session's threads are waited for until they begin, all at their end.
@@ -131,6 +131,8 @@ def is_helper() -> bool:
                 # Also before the thread's first line, when current_thread() does not know it yet.
                 thread = frame.f_locals["self"]
                 target = getattr(thread, "_target", None)  # none once it is over
+                if getattr(thread, _SERVES, False):
+                    return True
                 if inner.f_code.co_name != _RUN and (_OWN in vars(thread) or target is None):
                     return True
                 module = str(getattr(target, "__module__", ""))
@@ -141,16 +143,21 @@ def is_helper() -> bool:
 
 
 _RUN = threading.Thread.run.__name__
-_OWN = "disco_own"
+_OWN, _SERVES = "disco_own", "disco_serves"
 
 
-def start_thread(thread: threading.Thread) -> None:
+def start_thread(thread: threading.Thread, *, serves: bool = False) -> None:
     """Starts a thread of a session.
+
+    Args:
+        thread: It.
+        serves: Whether waits of the session need what it does, so that a wait there is refused.
 
     Raises:
         ThreadRefused: The system does not; the thread is named.
     """
     vars(thread)[_OWN] = True
+    vars(thread)[_SERVES] = serves
     with starting(thread.name):
         call_undisturbed(thread.start)
 

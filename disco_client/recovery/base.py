@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from disco_client import errors
 from disco_client.clock import monotonic
@@ -268,9 +268,11 @@ class Recovering(ABC):
         span: The session's; those of recoveries are parts of it.
 
     Attributes:
+        recovers_alone: Whether no function of the program runs in the thread that recovers.
         recoveries: What happened so far.
     """
 
+    recovers_alone: ClassVar[bool] = False
     pump = None
     progress = None
 
@@ -289,7 +291,7 @@ class Recovering(ABC):
 
     @property
     def entered(self) -> bool:
-        """Whether the calling thread is in the middle of sending or reading, or alone does that."""
+        """Whether the calling thread is in the middle of sending or reading."""
         return self._owned() or self._transport.entered
 
     @property
@@ -419,7 +421,7 @@ class Recovering(ABC):
                 )
                 self._recovering, self._thread = True, thread
                 try:
-                    start_thread(thread)
+                    start_thread(thread, serves=self.recovers_alone)
                 except ThreadRefused as refused:
                     self._thread = None
                     error = because(error, f"it could not go on with other workers: {refused}")

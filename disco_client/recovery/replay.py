@@ -305,6 +305,8 @@ class Replaying(Recovering):
         span: The session's; those of recoveries are parts of it.
     """
 
+    recovers_alone = True
+
     def __init__(
         self, first: Transport, successor: Successor, limit: int, span: Span = NO_SPAN
     ) -> None:
@@ -313,12 +315,6 @@ class Replaying(Recovering):
         self._failures = KnownFailures()
         self._crash_loop = CrashLoopDetector()
         self._told_of_limit = False
-
-    @property
-    def entered(self) -> bool:
-        """As of the base; the thread that sends the journal alone does that, too."""
-        thread = self._thread if self._recovering else None
-        return super().entered or (thread is not None and thread.ident == threading.get_ident())
 
     # What the program sends -------------------------------------------------------------
 

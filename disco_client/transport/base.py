@@ -335,7 +335,7 @@ class Transport(Protocol):
 
     @property
     def entered(self) -> bool:
-        """Whether the calling thread is in the middle of sending or reading, or alone does that."""
+        """Whether the calling thread is in the middle of sending or reading."""
         ...
 
     @property

@@ -156,7 +156,7 @@ class OpenStream(Protocol):
 
     @property
     def entered(self) -> bool:
-        """Whether the calling thread is in the middle of sending, or alone does that."""
+        """Whether the calling thread is in the middle of sending."""
         ...
 
     def flush(self) -> None:
@@ -317,7 +317,7 @@ class FramedStream:
         self._heard = monotonic()
         self._sender = threading.Thread(target=self._send, name="disco-commands", daemon=True)
         try:
-            start_thread(self._sender)
+            start_thread(self._sender, serves=True)
         except ThreadRefused:
             link.sock.close()
             raise
@@ -339,7 +339,7 @@ class FramedStream:
     @property
     def entered(self) -> bool:
         """As of an open stream."""
-        return self._link.owned() or self._sender.ident == threading.get_ident()
+        return self._link.owned()
 
     def flush(self) -> None:
         """As of an open stream."""

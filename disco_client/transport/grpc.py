@@ -751,9 +751,7 @@ class SessionStream:
 
     @property
     def entered(self) -> bool:
-        """Whether the calling thread is in the middle of sending or reading, or alone does that."""
-        if self._runner == threading.get_ident():
-            return True
+        """Whether the calling thread is in the middle of sending or reading."""
         reading = self._reader is not None and self._reader.entered
         return reading or self._out.entered() or self._streams[-1].entered
 
@@ -1085,7 +1083,7 @@ class GrpcTransport:
             target=self._read, args=(events,), name="disco-replies", daemon=True
         )
         self._unread = events
-        start_thread(reader)
+        start_thread(reader, serves=True)
         self._reader, self._unread = reader, None
 
     def _read(self, events: Events) -> None:

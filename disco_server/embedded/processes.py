@@ -199,18 +199,13 @@ class Children:
             ThreadRefused: The system starts no thread that could watch them.
         """
         try:
-            start_thread(self._keeper)
+            start_thread(self._keeper, serves=True)
         except ThreadRefused:
             self._clean_up()
             raise
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
-
-    @property
-    def is_keeper(self) -> bool:
-        """Whether the calling thread is the keeper's."""
-        return self._keeper.ident == threading.get_ident()
 
     def _keep(self) -> None:
         """Runs the keeper's thread."""
@@ -735,12 +730,7 @@ class Sender:
         self.entered: Callable[[], bool] = owned(self._lock)
         self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
-        start_thread(self._thread)
-
-    @property
-    def serves(self) -> bool:
-        """Whether the calling thread is in the middle of a delivery, or waits for the next."""
-        return self.entered() or self._thread.ident == threading.get_ident()
+        start_thread(self._thread, serves=True)
 
     def flush(self, first: int = 0, *, kills: bool = False) -> None:
         """Delivers everything that was issued.
@@ -883,7 +873,7 @@ class ProcessTransport(Bound):
         self._events: Events | None = None
         self._sender: Sender | None = None
         self._error: SessionError | None = None
-        self._state_lock = threading.Lock()
+        self._state_lock = threading.RLock()
         self._early: list[tuple[int, bool, list[str]]] = []
         self._unready = num_workers
         self._ready = threading.Lock()
@@ -999,9 +989,9 @@ class ProcessTransport(Bound):
     @property
     def entered(self) -> bool:
         """Whether the calling thread is in the middle of sending or reading."""
-        if self._children.reader.entered or self._children.is_keeper:
+        if self._children.reader.entered:
             return True
-        return self._sender is not None and self._sender.serves
+        return self._sender is not None and self._sender.entered()
 
     def ask(self, worker: int, waiter: threading.Lock) -> None:
         """Sends what was issued; the worker frees a lock when it has executed all of it."""

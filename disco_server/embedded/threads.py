@@ -647,7 +647,7 @@ class ThreadTransport(Bound):
         """Whether the calling thread is in the middle of handing commands to workers, or is one."""
         if threading.current_thread() in self._threads:
             return True
-        return self._sender is not None and self._sender.serves
+        return self._sender is not None and self._sender.entered()
 
     @property
     def pump(self) -> ThreadTransport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import threading
 
 import numpy as np
 import pytest
-from reentry import in_thread
+from reentry import Finalizing, in_thread, watched
 
 from disco_client import connect, errors
 from disco_client.arrays.transfer import Uploads
@@ -233,6 +234,30 @@ def test_a_wait_in_a_thread_that_serves_the_session_is_refused(session, lose, mo
     assert array.numpy()[7] == 7
     assert None not in refused.values()
     assert refused.keys() == {"sends", "is about to send", "reads", "sends again"}
+
+
+@pytest.mark.timeout(60, method="thread")
+def test_finalizers_in_any_thread_do_not_keep_a_session_from_going_on(session, lose):
+    """Also in threads that its recovery starts and waits for: there they may not wait for it."""
+    add = session.get_global_func("tests.add")
+    wrong = []
+
+    def use():
+        with contextlib.suppress(errors.Reentered):
+            got = add(1, 2).get()
+            if got != 3:
+                wrong.append(got)
+
+    with watched(45.0):
+        for _ in range(3):
+            with Finalizing(use, often=20) as finalizing:
+                lose(session)
+                assert add(2, 2).get() == 4
+                assert finalizing.came
+            session.sync_all()
+        gc.collect()
+    assert not wrong
+    assert len(session.recoveries) == 3
 
 
 def test_a_failure_is_raised_once(session, lose):
