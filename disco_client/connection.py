@@ -310,7 +310,7 @@ class PendingSession:
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         self._open_session = open_session
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._abandoned = False
         self._session: Session | None = None
 

@@ -113,7 +113,7 @@ class ForkLock:
     """A lock of a module; free in a child, even if a thread held it at the fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         disown_in_children(self)
 
     @contextlib.contextmanager
@@ -124,7 +124,7 @@ class ForkLock:
 
     def disown(self) -> None:
         """Replaces it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 def _disown_all() -> None:

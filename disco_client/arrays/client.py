@@ -203,7 +203,7 @@ class ArrayClient:
         self._session = session
         self._key = key
         self._addresses = dict(addresses)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._direct: dict[str, ArrayEndpoint | None] = {}
         self._opening: dict[str, _Opening] = {}
         self._over = Event()

@@ -226,7 +226,7 @@ class MappedMemory:
 
     def __init__(self, keep_bytes: int = 128 << 20) -> None:
         self._keep_bytes = keep_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._kept: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
 
@@ -258,7 +258,7 @@ class MappedMemory:
 
     def disown(self) -> None:
         """The same in a forked child, even if a thread of the parent held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.close()
 
     def _find(self, fd: int, offset: int, nbytes: int) -> np.ndarray[Any, Any] | None:
@@ -285,8 +285,9 @@ class MappedMemory:
 
     def _drop_some(self) -> None:
         kept = self._kept
-        while (
-            len(kept) > _MOST_KEPT or sum(each.nbytes for each in kept.values()) > self._keep_bytes
+        # A copy of the values, as a signal handler may add to them.
+        while len(kept) > _MOST_KEPT or (
+            sum(each.nbytes for each in tuple(kept.values())) > self._keep_bytes
         ):
             kept.popitem(last=False)
 
@@ -379,7 +380,7 @@ class MemoryEndpoint:
     def __init__(self, path: str) -> None:
         self.spoiled = False
         self._path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sockets: set[socket.socket] = set()
         self._closed = False
         self._memory = MappedMemory()

@@ -231,7 +231,7 @@ class ReloadingChannel:
         self.address = address
         self.credentials = credentials
         self._make = make
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._state = credentials.state()
         self._channels: list[Any] = [make(address, credentials)]
         self._bearer = credentials.bearer()

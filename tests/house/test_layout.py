@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "disco_client" / "pb"
+PLAIN_LOCKS = ("threading.Lock()", "_thread.allocate_lock()", "Lock()")
 
 
 def sources(*places: str) -> Iterator[Path]:
@@ -152,3 +153,24 @@ def threads_of(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and is_thread(node.value):
             yield from map(ast.unparse, node.targets)
+
+
+def test_no_lock_of_a_client_keeps_out_the_thread_that_has_it():
+    """A signal handler or a finalizer comes between any two steps of a block, and may enter it."""
+    wrong: list[str] = []
+    for file in sources("disco_client", "disco_server/embedded", "disco_server/ipc"):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        plain = {
+            ast.unparse(target)
+            for node in nodes
+            if isinstance(node, ast.Assign) and ast.unparse(node.value) in PLAIN_LOCKS
+            for target in node.targets
+        }
+        wrong += [
+            f"{name(file)}:{node.lineno} with {ast.unparse(item.context_expr)}"
+            for node in nodes
+            if isinstance(node, ast.With)
+            for item in node.items
+            if ast.unparse(item.context_expr) in plain
+        ]
+    assert not wrong, "take a threading.RLock for each of:\n" + "\n".join(wrong)
