@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["kvsname", "nameless_memory", "shortage", "sweep_shared_memory"]
 
@@ -89,6 +92,8 @@ def _start_guardian(name: str, folder: Path) -> subprocess.Popen[bytes] | None:
     """Starts a shell that waits for a line of input; without one it removes the files."""
     files = [str(folder / f"mpich_{kind}_{_hash_name(name):x}_") for kind in ("shm", "vci")]
     script = 'read -r word || rm -f -- "$0"* "$1"*'
+    import subprocess  # which ranks have no other use for
+
     with suppress(OSError):
         return subprocess.Popen(
             ["sh", "-c", script, *files],

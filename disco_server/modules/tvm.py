@@ -8,9 +8,6 @@ import functools
 import itertools
 import os
 import re
-import shutil
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -437,13 +434,16 @@ def _open(ffi: Any, path: Path, digest: str) -> tuple[Any, tuple[str, ...]]:
     The system's loader takes a path it has loaded before for the same library,
     whatever is in the file by now, so that another content is loaded from a copy.
     """
-    with tempfile.TemporaryDirectory(prefix="disco-load-") as folder:
+    from shutil import copyfile  # with what it imports, these are much for a rank that loads none
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="disco-load-") as folder:
         library = path
         if path.suffix == ".tar":
             library = _link(path, Path(folder))
         elif _digests.setdefault(path, digest) != digest:
             library = Path(folder, f"{digest}.so")
-            shutil.copyfile(path, library)
+            copyfile(path, library)
         try:
             module = ffi.load_module(str(library))
         except (RuntimeError, OSError, ValueError) as error:
@@ -478,6 +478,8 @@ def _link(path: Path, folder: Path) -> Path:
 
 
 def _run_linker(command: Sequence[str], path: Path) -> None:
+    import subprocess
+
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip()[-1000:]
@@ -486,9 +488,11 @@ def _run_linker(command: Sequence[str], path: Path) -> None:
 
 
 def _compiler(path: Path) -> str:
+    from shutil import which
+
     chosen = os.environ.get("CXX")
     for name in (chosen,) if chosen else _COMPILERS:
-        found = shutil.which(name)
+        found = which(name)
         if found:
             return found
     msg = (

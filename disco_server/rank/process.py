@@ -18,7 +18,6 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -112,8 +111,9 @@ def enter_folder(path: str) -> None:
         return
     os.chdir(path)
     os.environ["TMPDIR"] = path
-    with contextlib.suppress(AttributeError):
-        tempfile.tempdir = None  # what it was found to be before
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        vars(tempfile)["tempdir"] = None  # what it was found to be before
 
 
 # How a rank's process keeps memory that arrays have freed.
