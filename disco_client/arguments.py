@@ -142,12 +142,12 @@ def check_worker(worker: object, num_workers: int) -> int:
         TypeError: It is no integer.
         ConfigError: There is no such worker.
     """
-    # Whether it has a method takes longer to find out than its type.
-    is_index = type(worker) is int or isinstance(worker, SupportsIndex)
-    if not is_index or isinstance(worker, bool):
+    if type(worker) is int and 0 <= worker < num_workers:  # found out faster than what follows
+        return worker
+    if not isinstance(worker, SupportsIndex) or isinstance(worker, bool):
         msg = f"expected an integer worker_id, got {worker!r} of type {type(worker).__name__}"
         raise TypeError(msg)
-    number = operator.index(cast("SupportsIndex", worker))
+    number = operator.index(worker)
     if not 0 <= number < num_workers:
         msg = f"expected a worker_id from 0 to {num_workers - 1}, got {number}"
         raise ConfigError(msg)

@@ -26,6 +26,7 @@ from disco_client.errors import (
     ConfigError,
     EncodingError,
     ForeignReference,
+    Reentered,
     RemoteFailure,
     SessionClosed,
     SessionError,
@@ -1156,8 +1157,14 @@ class SessionCore:
         Raises:
             Reentered: It is.
         """
-        entered = is_helper() or self.inbox.entered() or self.transport.entered
-        self.log.check_entered(entered or self._is_sending())
+        if (
+            is_helper()
+            or self.log.entered()
+            or self.inbox.entered()
+            or self.transport.entered
+            or (self._sending and self._is_sending())
+        ):
+            raise Reentered
 
     def check_may_send(self, array: object, call: str) -> None:
         """Makes sure that a method of the session may send a host array.

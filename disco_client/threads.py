@@ -121,7 +121,8 @@ def is_helper() -> bool:
     A finalizer may run there. While it waits the other thread does not go on, which may be the
     one that it waits for. A session's threads are waited for until they begin, all at their end.
     """
-    if _known.helper is None:
+    helper = _known.helper
+    if helper is None:
         frame: FrameType | None = sys._getframe()  # noqa: SLF001  (as above)
         inner, module = frame, ""
         while frame is not None:
@@ -138,8 +139,8 @@ def is_helper() -> bool:
                 module = str(getattr(target, "__module__", ""))
                 break
             inner, frame = frame, frame.f_back
-        _known.helper = module in _HELPING or module.partition(".")[0] == "grpc"
-    return _known.helper
+        helper = _known.helper = module in _HELPING or module.partition(".")[0] == "grpc"
+    return helper
 
 
 _RUN = threading.Thread.run.__name__

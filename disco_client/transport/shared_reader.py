@@ -225,7 +225,8 @@ class SharedReader:
         Raises:
             Reentered: This thread is handling replies.
         """
-        seconds = min(max(seconds, 0.0), LONGEST_S)
+        if not 0.0 <= seconds <= LONGEST_S:
+            seconds = min(max(seconds, 0.0), LONGEST_S)
         turn, reading = _Turn(), self._reading
         if reading is not None and reading.ident == turn.ident:
             return self._wait_inside(reading, waiter, seconds, send)

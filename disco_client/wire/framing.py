@@ -14,6 +14,7 @@ MAX_FRAME_BYTES = 64 << 20
 """As much as a message of gRPC may have here."""
 
 _HEADER = struct.Struct("<I")
+_BEFORE = _HEADER.size
 
 
 def frame(raw: bytes) -> bytes:
@@ -67,22 +68,22 @@ class FrameCutter:
         elif len(rest) > self.size:
             del rest[self.size :]
         source: bytes | bytearray | memoryview = data
+        size = len(data)
         if rest:
             rest += data
-            source = rest
-        elif len(data) >= _HEADER.size and _HEADER.unpack_from(data)[0] == len(data) - _HEADER.size:
-            self._check(len(data) - _HEADER.size)
-            return [bytes(data[_HEADER.size :])], rest  # one whole frame, as most of what comes
+            source, size = rest, len(rest)
+        elif size >= _BEFORE and _HEADER.unpack_from(data)[0] == size - _BEFORE:
+            self._check(size - _BEFORE)
+            return [bytes(data[_BEFORE:])], rest  # one whole frame, as most of what comes
         frames: list[bytes] = []
         at = 0
-        size = len(source)
-        while size - at >= _HEADER.size:
+        while size - at >= _BEFORE:
             (length,) = _HEADER.unpack_from(source, at)
             self._check(length)
-            end = at + _HEADER.size + length
+            end = at + _BEFORE + length
             if end > size:
                 break
-            frames.append(bytes(memoryview(source)[at + _HEADER.size : end]))
+            frames.append(bytes(memoryview(source)[at + _BEFORE : end]))
             at = end
         if at or source is not rest:
             rest = bytearray(memoryview(source)[at:])

@@ -91,6 +91,7 @@ class FrameReader(FrameCutter):
         self._taken: tuple[bytes, list[Descriptor | None]] | None = None
         # Read into again and again: fresh memory costs many times what reading does.
         self.scratch = memoryview(bytearray(_READ_BYTES))
+        self._wanted = (((self.scratch,), _FD_SPACE, WITH_DESCRIPTORS),)
 
     def read(self, sock: socket.socket) -> bool:
         """Reads what there is, blocking or not as the socket is; False at the end.
@@ -100,9 +101,8 @@ class FrameReader(FrameCutter):
                 memory to deliver what there is.
         """
         if not self.came:
-            wanted = (self.scratch,), _FD_SPACE, WITH_DESCRIPTORS
             try:
-                self.came.extend(starmap(sock.recvmsg_into, (wanted,)))
+                self.came.extend(starmap(sock.recvmsg_into, self._wanted))
             except OSError as error:
                 if error.errno == errno.ECONNRESET:
                     return False
@@ -110,16 +110,18 @@ class FrameReader(FrameCutter):
                     raise BlockingIOError(*error.args) from error
                 raise
         count, ancillary, flags, _ = self.came[0]
+        fds = self.fds
         # Most messages bring none, and as a member of an enum the flag costs more than the rest.
-        if ancillary and not self._came_along:
-            self._came_along.extend(owned_in((ancillary,)))
-        found: list[Descriptor | None] = [*self._came_along]
-        if flags & _CUT and not found:
-            found = [None]  # each message brings one
+        if ancillary or flags & _CUT:
+            if not self._came_along:
+                self._came_along.extend(owned_in((ancillary,)))
+            found: list[Descriptor | None] = [*self._came_along]
+            if flags & _CUT and not found:
+                found = [None]  # each message brings one
+            fds = deque((*fds, *found))
         frames, rest = self.cut(self.scratch[:count])
         arrived = deque((*self.frames, *frames)) if self.frames else deque(frames)
-        fds = deque((*self.fds, *found)) if found else self.fds
-        heard = self.heard + sum(len(each) != _PROGRESS.size for each in frames)
+        heard = self.heard + len(frames) - [*map(len, frames)].count(_PROGRESS.size)
         nothing: list[tuple[int, Any, int, Any]] = []
         none: list[Descriptor] = []
         # No call from here on, so that all of it has happened or nothing.
@@ -150,7 +152,7 @@ class FrameReader(FrameCutter):
                 fd.close()
 
 
-def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
+def receive(sock: socket.socket, reader: FrameReader) -> deque[bytes] | None:
     """Reads what there is, blocking or not as the socket is; None at the end.
 
     Raises:
@@ -160,7 +162,7 @@ def receive(sock: socket.socket, reader: FrameReader) -> list[bytes] | None:
     if not reader.read(sock):
         return None
     frames, reader.frames = reader.frames, deque()
-    return list(frames)
+    return frames
 
 
 def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
@@ -196,7 +198,8 @@ def send_with_fd(
     send_all(sock, memoryview(framed)[sent:])
 
 
-_Unsent: TypeAlias = "tuple[memoryview, list[Descriptor], Callable[[str], bytes] | None]"
+_Unsent: TypeAlias = "tuple[memoryview, list[Descriptor], Callable[[str], bytes] | None, list[int]]"
+"""A frame, what goes along, what is sent instead, and how much the socket took each time."""
 
 
 class Unsent:
@@ -212,7 +215,6 @@ class Unsent:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._frames: deque[_Unsent] = deque()
-        self._first: tuple[_Unsent, list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -231,26 +233,22 @@ class Unsent:
             without: Makes, from the reason, the frame that is sent instead if that cannot be
                 passed.
         """
-        self._frames.append((memoryview(framed), [] if fd is None else [fd], without))
+        self._frames.append((memoryview(framed), [] if fd is None else [fd], without, []))
 
     def flush(self) -> bool:
         """Sends what the socket takes; returns whether nothing is left."""
         frames = self._frames
         while frames:
-            first = frames[0]
-            data, fds, without = first
-            if self._first is None or self._first[0] is not first:
-                nothing: list[int] = []
-                self._first = first, nothing
-            taken = self._first[1]
-            at = sum(taken)
+            data, fds, without, taken = frames[0]
+            at = sum(taken) if taken else 0
             if taken and at >= len(data):
-                _close(fds)
+                if fds:
+                    _close(fds)
                 frames.popleft()
                 continue
             try:
                 if taken or not fds:
-                    taken.extend(map(self._sock.send, (data[at:],)))
+                    taken.extend(map(self._sock.send, (data[at:] if at else data,)))
                 else:
                     numbers = array.array("i", [each.fileno() for each in fds])
                     passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)
@@ -265,7 +263,7 @@ class Unsent:
                 if taken or not fds or without is None or isinstance(error, ConnectionError):
                     self.drop()  # the peer's exit will be reported, with its cause
                     return True
-                instead: _Unsent = memoryview(without(str(error))), [], None
+                instead: _Unsent = memoryview(without(str(error))), [], None, []
                 frames[0] = instead
                 _close(fds)
         return True

@@ -170,7 +170,7 @@ class RankPort(ArrayPorter):
                 raise DaemonGone
             self._sort(frames)
 
-    def _sort(self, frames: list[bytes]) -> None:
+    def _sort(self, frames: Iterable[bytes]) -> None:
         """Hands what came to who waits for it."""
         for raw in frames:
             if not raw:
@@ -207,7 +207,7 @@ class RankPort(ArrayPorter):
             self._unwanted.discard(told.ticket)
             self._give_back(told.ticket, array)
 
-    def _receive(self) -> list[bytes] | None:
+    def _receive(self) -> deque[bytes] | None:
         """Waits for frames; where a request was just answered, it polls at first."""
         looks, self._answered = _LOOKS if self._answered else 0, False
         while looks and not self._readable(0):

@@ -8,6 +8,7 @@ import resource
 import socket
 import struct
 import threading
+from collections import deque
 
 import pytest
 from hypothesis import given, settings
@@ -117,7 +118,7 @@ def test_a_descriptor_s_content_can_still_change_hands_after_the_sender_closed_i
     fd.close()
     theirs.close()
     reader = FrameReader()
-    assert receive(mine, reader) == [b"raw"]
+    assert receive(mine, reader) == deque([b"raw"])
     assert receive(mine, reader) is None
     assert contents(reader.fds.popleft()) == b"kept"
 
@@ -225,8 +226,8 @@ def test_a_descriptor_for_which_there_is_no_room_leaves_its_place(ends):
         came = receive(mine, reader)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert came == [b"one"]
-    assert receive(mine, reader) == [b"two"]
+    assert came == deque([b"one"])
+    assert receive(mine, reader) == deque([b"two"])
     lost, kept = reader.fds
     assert lost is None
     assert contents(kept) == b"two"
