@@ -46,6 +46,7 @@ from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, i
 from disco_client.transport.base import OutgoingBatch, Pump
 from disco_client.transport.progress import Progress
 from disco_client.wire.codec import Action, EncodedCommand
+from disco_client.wire.limits import WINDOW_BYTES, WINDOW_COMMANDS
 
 _Made = TypeVar("_Made")
 
@@ -293,13 +294,8 @@ read, copied and written in one go."""
 MAX_COMMAND_BYTES = 32 << 20
 """What one command may hold, so that a batch with it passes every relay."""
 
-WINDOW_COMMANDS = 64 * 1024
-WINDOW_BYTES = 32 << 20
-"""How much may be in flight before the slowest worker has executed it; a call
-beyond that waits. This bounds the memory of every relay on the way."""
-
 WINDOW_ARRAY_BYTES = 256 << 20
-"""The same for arrays that travel beside the log, and are buffered on the workers' nodes."""
+"""The window for arrays that travel beside the log, and are buffered on the workers' nodes."""
 
 _LOOK_ROOM_S = 1.0
 """How often a call that waits for room looks whether that is to be reported."""
@@ -478,13 +474,16 @@ class CommandLog:
         session: The session's id, written into each envelope.
         num_workers: How many workers acknowledge.
         first_seq: The number of the first command.
+        window: How many commands may be under way.
 
     Attributes:
+        window: As above.
         on_expect: Called with (seq, workers) under the log's lock, before a
             command that will be answered can be sent.
         pump: Lets a thread that issues a command, or waits for its answer, send what is
             pending by itself, if set.
         entered: Says whether the calling thread is in the middle of issuing a command.
+        is_held: Says whether what is to be sent next waits until workers have executed more.
         in_transport: Says whether the calling thread is in the middle of sending or reading.
         told: Whether a call has raised the error that closed the log.
         asynchronous: Whether calls must not wait in an event loop.
@@ -525,19 +524,28 @@ class CommandLog:
         "barred",
         "entered",
         "in_transport",
+        "is_held",
         "long_waits",
         "on_expect",
         "pump",
         "timeline",
         "told",
+        "window",
     )
 
-    def __init__(self, session: int, num_workers: int, first_seq: int = 1) -> None:
+    def __init__(
+        self,
+        session: int,
+        num_workers: int,
+        first_seq: int = 1,
+        window: int = WINDOW_COMMANDS,
+    ) -> None:
         self._session = session
+        self.window: int = window
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
         self._lock = threading.RLock()
         self.entered: Callable[[], bool] = owned(self._lock)
-        self._for_turn: deque[threading.Lock] = deque()
+        self._for_turn: deque[Callable[[], object]] = deque()  # called when there may be room
         self._ids = RegisterIds()
         self._makers: dict[int, Site] = {}
         self._dead = self._ids.dead
@@ -564,6 +572,7 @@ class CommandLog:
         self.barred: Bar | None = None
         self.pump: Pump | None = None
         self.in_transport: Callable[[], bool] = lambda: False
+        self.is_held: Callable[[], bool] = lambda: False
         self.told: bool = False
         self.long_waits: LongWaits = LongWaits()
         self.timeline: LogWatcher | None = None
@@ -913,7 +922,7 @@ class CommandLog:
     def _notify(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                self._for_turn.popleft().release()
+                self._for_turn.popleft()()
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
@@ -987,7 +996,7 @@ class CommandLog:
         """Whether the caller would wait for room."""
         oldest, filling = self._oldest, self._filling
         return self._closed is None and (
-            self._seq - self._done.slowest >= WINDOW_COMMANDS
+            self._seq - self._done.slowest >= self.window
             or filling.before - oldest.before > WINDOW_BYTES
             or filling.beside_before + filling.beside - oldest.beside_before > WINDOW_ARRAY_BYTES
             or (self.barred is not None and self.barred())
@@ -1002,7 +1011,7 @@ class CommandLog:
         if self.is_full():
             return False
         self.check_open()
-        limit = self._done.slowest + WINDOW_COMMANDS
+        limit = self._done.slowest + self.window
         # Without a call, so that nothing closes the log in between.
         if self.barred is None and self._closed is None:
             self._room = limit
@@ -1012,7 +1021,7 @@ class CommandLog:
     def has_much_room(self) -> bool:
         """Whether a quarter of the window is free, so that a caller can issue many commands."""
         return self._closed is not None or (
-            self._seq - self._done.slowest <= WINDOW_COMMANDS * 3 // 4
+            self._seq - self._done.slowest <= self.window * 3 // 4
             and self._bytes_under_way() <= WINDOW_BYTES * 3 // 4
             and self._beside_under_way() <= WINDOW_ARRAY_BYTES * 3 // 4
             and not (self.barred is not None and self.barred.exclusive)
@@ -1058,7 +1067,7 @@ class CommandLog:
             raise Reentered
         turn = threading.Lock()
         turn.acquire()
-        self._for_turn.append(turn)
+        self._for_turn.append(turn.release)
         return turn
 
     def _wait_for(
@@ -1101,6 +1110,12 @@ class CommandLog:
 
     def await_commands(self) -> bool:
         """Waits until there may be commands to take; False once there never will be."""
+        if self.is_held():
+            self._awake = True  # by what was issued it is not to be woken
+            # An exception may keep a thread from waking this one.
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=_LOOK_ROOM_S)
+            return True
         if self._closed is not None:
             return self._has_commands()
         if self.pump is not None and self._linger():
@@ -1112,6 +1127,10 @@ class CommandLog:
     def nudge(self) -> None:
         """Wakes the thread that waits for commands, whether there are some or not."""
         self._wake.put(True)
+
+    def nudge_on_progress(self) -> None:
+        """Wakes that thread when workers have executed more."""
+        self._for_turn.append(self.nudge)
 
     def _linger(self) -> bool:
         """Looks for commands a while, so that issuing one need not wake this thread.

@@ -1393,7 +1393,7 @@ def _start(
     """Makes log and inbox of a session and starts its transport with them."""
     after = read_hang_report(hang_report)
     welcome = transport.welcome
-    log = CommandLog(welcome.session, len(welcome.ranks), welcome.first_seq)
+    log = CommandLog(welcome.session, len(welcome.ranks), welcome.first_seq, welcome.window)
     inbox = Inbox(
         log.acknowledge,
         lambda: log.acked,
@@ -1428,7 +1428,15 @@ def _start(
     log.pump = inbox.pump = transport.pump
     log.in_transport = lambda: is_helper() or transport.entered
     inbox.decline = transport.decline
-    sent = SentLog(welcome.session, log.take_batch, log.left, lambda: log.acked)
+    sent = SentLog(
+        welcome.session,
+        log.take_batch,
+        log.left,
+        lambda: log.acked,
+        window=welcome.window,
+        on_held=log.nudge_on_progress,
+    )
+    log.is_held = sent.is_held
     events = Events(
         await_commands=log.await_commands,
         nudge=log.nudge,

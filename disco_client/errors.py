@@ -48,6 +48,7 @@ __all__ = [
     "SessionLost",
     "StaleReference",
     "WeightsMismatch",
+    "WindowExceeded",
     "WorkerLost",
     "WorkersReplaced",
     "WouldBlock",
@@ -530,6 +531,19 @@ class SessionExpired(SessionLost):
         super().__init__(message)
         self.limit = limit
         self.limit_s = limit_s
+
+
+class WindowExceeded(SessionLost):
+    """The controller ended the session, because its client did not wait at its window.
+
+    Clients of Disco wait by themselves; one of another release, or changed, may not.
+
+    Examples:
+        >>> try:
+        ...     session.sync_all()
+        ... except disco_client.WindowExceeded as error:
+        ...     print(error)
+    """
 
 
 class ControllerLost(SessionLost, ConnectionError):

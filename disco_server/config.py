@@ -24,7 +24,13 @@ from typing import Any, ClassVar, Final, Self, cast
 from disco_client.errors import ConfigError
 from disco_client.transport.address import DEFAULT_ADDRESS
 from disco_client.transport.credentials import Credentials
-from disco_client.wire.limits import MAX_WORKERS, MOST_WORKERS
+from disco_client.wire.limits import (
+    LEAST_WINDOW,
+    MAX_WORKERS,
+    MOST_WINDOW,
+    MOST_WORKERS,
+    WINDOW_COMMANDS,
+)
 from disco_server.security import CERTIFICATE_PREFIX, Guard, check_dial
 from disco_server.settings import (
     AUTO,
@@ -372,6 +378,13 @@ class DaemonConfig(Settings):
         "Where /metrics, /healthz and /readyz are served, or off.",
         metavar="HOST:PORT",
         shown="127.0.0.1:7601, or a free port where that is taken",
+    )
+    window: int = setting(
+        WINDOW_COMMANDS,
+        whole(LEAST_WINDOW, MOST_WINDOW),
+        "How many commands of a session may be under way that not all of its workers have"
+        " executed; its client waits there, and beyond one and a half of it the session ends.",
+        metavar="COUNT",
     )
     log_level: str = setting("info", OneOf(LOG_LEVELS), "The least severe level that is logged.")
     log_format: str = setting(

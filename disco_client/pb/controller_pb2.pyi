@@ -78,6 +78,8 @@ class _EndReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """It has lasted as long as a session may."""
     END_REASON_IDLE: _EndReason.ValueType  # 11
     """Its client has done nothing for as long as it may."""
+    END_REASON_WINDOW: _EndReason.ValueType  # 12
+    """Its client sent more commands than its window allows."""
 
 class EndReason(_EndReason, metaclass=_EndReasonEnumTypeWrapper):
     """The families of ends a client tells apart."""
@@ -105,6 +107,8 @@ END_REASON_EXPIRED: EndReason.ValueType  # 10
 """It has lasted as long as a session may."""
 END_REASON_IDLE: EndReason.ValueType  # 11
 """Its client has done nothing for as long as it may."""
+END_REASON_WINDOW: EndReason.ValueType  # 12
+"""Its client sent more commands than its window allows."""
 global___EndReason = EndReason
 
 @typing.final
@@ -266,6 +270,10 @@ class Received(google.protobuf.message.Message):
     REPLIES_FIELD_NUMBER: builtins.int
     GIVEN_UP_FIELD_NUMBER: builtins.int
     UNWANTED_FIELD_NUMBER: builtins.int
+    WORKERS_FIELD_NUMBER: builtins.int
+    QUESTION_FIELD_NUMBER: builtins.int
+    question: builtins.int
+    """Names this question in the answer."""
     @property
     def replies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -278,14 +286,22 @@ class Received(google.protobuf.message.Message):
     def unwanted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Transfer]:
         """Downloads that it will not ask for, or not again: worker and ticket."""
 
+    @property
+    def workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """RESUME of the controller, which has dropped what its client did not read: whose replies
+        these are. The daemon forgets nothing, and sends again what these workers sent after.
+        """
+
     def __init__(
         self,
         *,
         replies: collections.abc.Iterable[builtins.int] | None = ...,
         given_up: collections.abc.Iterable[global___Transfer] | None = ...,
         unwanted: collections.abc.Iterable[global___Transfer] | None = ...,
+        workers: collections.abc.Iterable[builtins.int] | None = ...,
+        question: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["given_up", b"given_up", "replies", b"replies", "unwanted", b"unwanted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["given_up", b"given_up", "question", b"question", "replies", b"replies", "unwanted", b"unwanted", "workers", b"workers"]) -> None: ...
 
 global___Received = Received
 
@@ -299,8 +315,13 @@ class Have(google.protobuf.message.Message):
     LAST_SEQ_FIELD_NUMBER: builtins.int
     REPLIES_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    QUESTION_FIELD_NUMBER: builtins.int
+    ALL_SENT_FIELD_NUMBER: builtins.int
     node: builtins.str
     last_seq: builtins.int
+    question: builtins.int
+    """Where the controller asked: its question. This comes before and after what is sent again."""
+    all_sent: builtins.bool
     @property
     def replies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """How many replies each of its ranks has sent, and which ranks those are."""
@@ -314,8 +335,10 @@ class Have(google.protobuf.message.Message):
         last_seq: builtins.int = ...,
         replies: collections.abc.Iterable[builtins.int] | None = ...,
         workers: collections.abc.Iterable[builtins.int] | None = ...,
+        question: builtins.int = ...,
+        all_sent: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["last_seq", b"last_seq", "node", b"node", "replies", b"replies", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all_sent", b"all_sent", "last_seq", b"last_seq", "node", b"node", "question", b"question", "replies", b"replies", "workers", b"workers"]) -> None: ...
 
 global___Have = Have
 
@@ -378,6 +401,7 @@ class SessionReady(google.protobuf.message.Message):
     LEASE_S_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
     CCL_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
     session: builtins.int
     name: builtins.str
     transfer_key: builtins.bytes
@@ -389,6 +413,11 @@ class SessionReady(google.protobuf.message.Message):
     """How long the session waits for its client to come back, in seconds."""
     num_groups: builtins.int
     ccl: builtins.str
+    window: builtins.int
+    """How many commands, of 32 MiB together, the client may have under way that not all workers
+    have executed; beyond one and a half of that the session ends. It sends a batch that goes
+    beyond the 32 MiB only while less than 8 of them are under way.
+    """
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankInfo]: ...
     def __init__(
@@ -403,8 +432,9 @@ class SessionReady(google.protobuf.message.Message):
         lease_s: builtins.float = ...,
         num_groups: builtins.int = ...,
         ccl: builtins.str = ...,
+        window: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "name", b"name", "num_groups", b"num_groups", "ranks", b"ranks", "session", b"session", "transfer_key", b"transfer_key", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "name", b"name", "num_groups", b"num_groups", "ranks", b"ranks", "session", b"session", "transfer_key", b"transfer_key", "version", b"version", "window", b"window"]) -> None: ...
 
 global___SessionReady = SessionReady
 

@@ -311,7 +311,8 @@ class Envelope(google.protobuf.message.Message):
     first_seq: builtins.int
     """BATCH: the first and the last command inside.
     OPEN_CCL: first_seq counts how often the rank has opened its communicator.
-    REPLY: first_seq counts the replies of the rank, from 1.
+    REPLY: first_seq counts the replies of the rank, from 1; last_seq is the newest command
+    with which the rank is done, by which the controller counts what is under way.
     """
     last_seq: builtins.int
     payload: builtins.bytes

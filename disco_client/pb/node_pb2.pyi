@@ -31,6 +31,7 @@ class RegisterNode(google.protobuf.message.Message):
     SESSIONS_FIELD_NUMBER: builtins.int
     CORDONED_FIELD_NUMBER: builtins.int
     DRAINED_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     name: builtins.str
     version: builtins.str
@@ -46,6 +47,8 @@ class RegisterNode(google.protobuf.message.Message):
     """Whether it takes no new sessions."""
     drained: builtins.str
     """Who wanted that, and why, where an administrator did."""
+    window: builtins.int
+    """How many commands of a session it takes that its ranks have not executed."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One device a slot."""
@@ -69,8 +72,9 @@ class RegisterNode(google.protobuf.message.Message):
         sessions: collections.abc.Iterable[global___RunningSession] | None = ...,
         cordoned: builtins.bool = ...,
         drained: builtins.str = ...,
+        window: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "cordoned", b"cordoned", "devices", b"devices", "drained", b"drained", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["array_address", b"array_address", "cordoned", b"cordoned", "devices", b"devices", "drained", b"drained", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "name", b"name", "pid", b"pid", "protocol", b"protocol", "sessions", b"sessions", "version", b"version", "window", b"window"]) -> None: ...
 
 global___RegisterNode = RegisterNode
 
@@ -176,6 +180,7 @@ class StartRanks(google.protobuf.message.Message):
     LEASE_S_FIELD_NUMBER: builtins.int
     PRINCIPAL_FIELD_NUMBER: builtins.int
     TRACE_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
     session_name: builtins.str
     num_workers: builtins.int
     num_groups: builtins.int
@@ -193,6 +198,8 @@ class StartRanks(google.protobuf.message.Message):
     """Who made the session, as the controller tells those apart who may use it; empty
     where nobody is asked.
     """
+    window: builtins.int
+    """As in SessionReady."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeRanks]:
         """The nodes of the session in rank order, with the ranks on each."""
@@ -217,8 +224,9 @@ class StartRanks(google.protobuf.message.Message):
         lease_s: builtins.float = ...,
         principal: builtins.str = ...,
         trace: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        window: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key", "window", b"window"]) -> None: ...
 
 global___StartRanks = StartRanks
 

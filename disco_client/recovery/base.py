@@ -110,6 +110,7 @@ class Incarnation:
             lambda: self.acked,
             owner.retain,
             changed,
+            window=transport.welcome.window,
         )
         self.holding: bool = number > 0
         self.passed: set[int] = set()
@@ -163,7 +164,7 @@ class Incarnation:
 
     def _nudge(self) -> None:
         self._events.nudge()
-        if self.holding:
+        if self.holding or self.sent.holds:
             with self._changed:
                 self._changed.notify_all()
 
@@ -172,6 +173,11 @@ class Incarnation:
     def _await_commands(self) -> bool:
         if self.error is not None:
             return False  # only the farewell is still sent
+        if self.sent.holds:
+            with self._changed:
+                if self.sent.is_held():
+                    self._changed.wait(_INCARNATION_LOOK_S)
+            return True
         if self.holding:
             with self._changed:
                 if self.holding and not self.sent.num_unsent:
@@ -210,10 +216,10 @@ class Incarnation:
     def _note(self, worker: int, ack: int) -> None:
         if self.done.note(worker, ack):
             self.sent.settle()
-        if self.holding:
+        if self.holding or self.sent.holds:
             with self._changed:
                 self._changed.notify_all()
-        elif self.on_complete is not None:
+        if not self.holding and self.on_complete is not None:
             self.tell_complete()
 
     def tell_complete(self) -> None:

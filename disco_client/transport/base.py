@@ -15,6 +15,7 @@ from disco_client.wire.codec import (
     EnvelopeKind,
     envelope,
 )
+from disco_client.wire.limits import WINDOW_COMMANDS
 
 if TYPE_CHECKING:
     import threading
@@ -123,6 +124,7 @@ class Welcome:
         ranks: Where each worker runs.
         first_seq: The number that its next command has.
         num_groups, ccl: As requested by the program that created it, where that is another one.
+        window: How many commands may be under way.
     """
 
     session: int
@@ -131,6 +133,7 @@ class Welcome:
     first_seq: int = 1
     num_groups: int = 1
     ccl: str = ""
+    window: int = WINDOW_COMMANDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
+from disco_client.wire.limits import WINDOW_COMMANDS
 from disco_client.wire.printed import LineCounter
 from disco_client.wire.reports import describe_wait, limit_name
 
@@ -294,6 +295,8 @@ def error_of_end(ended: controller_pb2.SessionEnded, name: str) -> errors.Sessio
         return errors.SessionExpired(
             ended.message, limit=limit_name(ended.reason), limit_s=ended.limit_s
         )
+    if ended.reason == controller_pb2.END_REASON_WINDOW:
+        return errors.WindowExceeded(ended.message)
     if ended.reason == controller_pb2.END_REASON_DRAINED:
         return errors.ControllerLost(ended.message)
     if ended.reason == controller_pb2.END_REASON_CLOSED:
@@ -1019,7 +1022,13 @@ class GrpcTransport:
             RankPlace(rank.worker, rank.node, rank.pid, rank.device) for rank in ready.ranks
         )
         self._welcome = Welcome(
-            ready.session, ready.name, ranks, newest + 1, ready.num_groups, ready.ccl
+            ready.session,
+            ready.name,
+            ranks,
+            newest + 1,
+            ready.num_groups,
+            ready.ccl,
+            ready.window or WINDOW_COMMANDS,
         )
 
     def abandon(self) -> None:

@@ -665,7 +665,7 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

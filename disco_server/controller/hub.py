@@ -24,6 +24,7 @@ from disco_client.text import many, natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_server.controller.client_outbox import ClientOutbox
 from disco_server.controller.inspect import (
     Inspections,
     Overviews,
@@ -60,6 +61,7 @@ from disco_server.core.session_state import (
     SessionState,
     SessionTable,
 )
+from disco_server.core.window import CommandWindow
 from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs
 from disco_server.observe.http import Buckets
@@ -277,9 +279,10 @@ class Hub:
         self._unsaid: dict[tuple[int, int], tuple[str, int]] = {}
         self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
-        self.clients: dict[int, Outbox] = {}
+        self.clients: dict[int, ClientOutbox] = {}
         self.routes: dict[int, dict[str, Outbox]] = {}
         self._openings: dict[int, Progress] = {}
+        self._windows: dict[int, CommandWindow] = {}
         self._asking: set[asyncio.Task[None]] = set()
         self._beats = 0
         self._beat_at = 0.0
@@ -322,6 +325,7 @@ class Hub:
                 case SessionGone(session_id):
                     self.routes.pop(session_id, None)
                     self._openings.pop(session_id, None)
+                    self._windows.pop(session_id, None)
                     self.logs.end(session_id)
                 case _:
                     self._apply_to_running(effect)
@@ -347,6 +351,8 @@ class Hub:
                 self._find_route(session.session, node)
                 self.exchanges.open(session.session)
                 self._repeat_opening(session.session, node)
+                if (client := self.clients.get(session.session)) is not None:
+                    client.returned(node)
             case _:
                 pass
 
@@ -383,6 +389,8 @@ class Hub:
     def _start(self, session: SessionTable) -> None:
         """Sends its nodes what they start, which is encoded once; only their places differ."""
         nodes = [share.node for share in session.shares]
+        known = self.cluster.members.nodes
+        session.window = min(self.cluster.limits.window, *(known[node].window for node in nodes))
         start = self._start_message(session).SerializeToString()
         for node in nodes:
             self._find_route(session.session, node)
@@ -415,6 +423,7 @@ class Hub:
                 for share in session.shares
             ],
             trace=session.trace,
+            window=session.window,
         )
 
     def _find_route(self, session: int, node: str) -> None:
@@ -438,6 +447,21 @@ class Hub:
         elif (outbox := routes.get(self.node_of_worker(session, worker) or "")) is not None:
             outbox.post(raw, session=session.session)
 
+    def outbox_of(self, session: SessionTable) -> ClientOutbox:
+        """Makes what waits for the client of a session, over one connection."""
+        return ClientOutbox(
+            session, lambda node, raw: self._post(node, raw, session=session.session)
+        )
+
+    def window_of(self, session: SessionTable) -> CommandWindow:
+        """What a session has under way."""
+        window = self._windows.get(session.session)
+        if window is None:
+            window = self._windows[session.session] = CommandWindow(
+                session.num_workers, session.window
+            )
+        return window
+
     def tell_ready(self, session: SessionTable) -> None:
         """Tells the client of a session where its ranks run."""
         ready = controller_pb2.SessionReady(
@@ -449,6 +473,7 @@ class Hub:
             lease_s=session.lease,
             num_groups=session.num_groups,
             ccl=session.ccl,
+            window=session.window,
         )
         for rank in sorted(session.ranks.values()):
             node = self.cluster.members.nodes.get(rank[1])

@@ -15,7 +15,7 @@ from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in, mismatch
-from disco_client.wire.limits import MAX_NAME
+from disco_client.wire.limits import MAX_NAME, WINDOW_COMMANDS
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     end_stream,
@@ -134,6 +134,7 @@ class NodeStreams:
             cordoned=info.cordoned,
             drained=info.drained,
             carrier=carrier,
+            window=info.window or WINDOW_COMMANDS,
         )
         runs = [_known_by_node(run, info.name) for run in info.sessions]
         effects = self._hub.cluster.node_joined(node, runs, now)
@@ -157,10 +158,8 @@ class NodeStreams:
         """Handles one envelope of a node."""
         hub, kind = self._hub, received.kind
         if kind in (EnvelopeKind.REPLY, EnvelopeKind.HAVE):
-            outbox = hub.clients.get(received.session)
-            if outbox is not None and hub.on_node(received.session, name):
-                outbox.post(raw)
-                hub.counters.to_clients += len(raw)
+            if hub.on_node(received.session, name):
+                self._reply(raw, received, name)
         elif kind == EnvelopeKind.LOG:
             self._printed(raw, received, name)
         elif kind == EnvelopeKind.OPEN_CCL and hub.on_node(received.session, name):
@@ -178,6 +177,18 @@ class NodeStreams:
             hub.apply(hub.cluster.ready_on_node(received.session, name, ranks))
         else:
             self._notice(kind, received, name)
+
+    def _reply(self, raw: bytes, received: envelope_pb2.Envelope, name: str) -> None:
+        """Passes on to the client what a rank answers, or what the node has."""
+        hub, outbox = self._hub, self._hub.clients.get(received.session)
+        if received.kind == EnvelopeKind.REPLY:
+            worker = received.worker_plus_one - 1
+            session = hub.cluster.sessions[received.session]
+            hub.window_of(session).acknowledge(worker, received.last_seq)
+            if outbox is not None and outbox.reply(name, worker, received.first_seq, raw):
+                hub.counters.to_clients += len(raw)
+        elif outbox is not None:
+            outbox.have(name, raw, received.payload)
 
     def _notice(self, kind: int, received: envelope_pb2.Envelope, name: str) -> None:
         """Handles messages that are rarer than replies and output."""
@@ -273,4 +284,5 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         shares=shares,
         ranks=ranks,
         activity=Activity(before_s=max(0.0, run.age_s)),
+        window=start.window or WINDOW_COMMANDS,
     )

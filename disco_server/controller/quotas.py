@@ -32,7 +32,11 @@ def limits_of(config: ControllerConfig) -> SessionLimits:
         priority=Priority[config.client_priority.upper()],
     )
     return SessionLimits(
-        config.max_sessions, config.max_workers, quota, warning_s=config.limit_warning_s
+        config.max_sessions,
+        config.max_workers,
+        quota,
+        warning_s=config.limit_warning_s,
+        window=config.window,
     )
 
 

@@ -10,7 +10,7 @@ from disco_client.telemetry.spans import carrier_of
 from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
-from disco_client.wire.limits import MAX_NAME
+from disco_client.wire.limits import MAX_NAME, WINDOW_BYTES
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     end_stream,
@@ -29,7 +29,6 @@ from disco_server.core.session_state import (
     SessionTable,
 )
 from disco_server.ipc.carriers import ServedCarrier
-from disco_server.ipc.grpc_server import Outbox
 from disco_server.observe import logs
 
 __all__ = ["ClientStreams"]
@@ -68,7 +67,7 @@ class ClientStreams:
 
     async def _serve(self, session: SessionTable, carrier: ServedCarrier) -> None:
         hub = self._hub
-        outbox = Outbox()
+        outbox = hub.outbox_of(session)
         former = hub.clients.get(session.session)
         hub.clients[session.session] = outbox
         if former is not None:
@@ -138,6 +137,8 @@ class ClientStreams:
             ended = ended_message(session.end).SerializeToString()
             await carrier.send(envelope(EnvelopeKind.ENDED, ended, session=session.session))
             return None
+        if not attach.session:
+            self._hub.window_of(session).forgive()
         owner = signed(attach.owner, caller()) if attach.owner else ""
         self._hub.cluster.client_back(session.session, owner)
         self._hub.counters.resumed += 1
@@ -176,6 +177,8 @@ class ClientStreams:
                 msg = "expected commands of this stream's session"
                 raise ConnectionError(msg)
             session.activity.acted = True
+            if kind == EnvelopeKind.BATCH and not self._keeps_to_window(session, received, raw):
+                return None
             asked = received.worker_plus_one
             hub.relay(session, raw, asked - 1 if asked else None)
             if kind == EnvelopeKind.BATCH:
@@ -188,6 +191,24 @@ class ClientStreams:
             lease_s = controller_pb2.DetachSession.FromString(received.payload).lease_s
             return max(0.0, min(lease_s, MAX_DETACHED_S))
         return None
+
+    def _keeps_to_window(
+        self, session: SessionTable, batch: envelope_pb2.Envelope, raw: bytes
+    ) -> bool:
+        """Whether a client may have sent a batch; if not, its session ends."""
+        hub = self._hub
+        window = hub.window_of(session)
+        if window.receive(batch.first_seq, batch.last_seq, len(raw)):
+            return True
+        why = (
+            f"the client of session {session.name!r} has {window.commands:,} commands of"
+            f" {window.nbytes >> 20} MiB under way that its workers have not executed, more than"
+            f" one and a half times its window of {session.window:,} commands and"
+            f" {WINDOW_BYTES >> 20} MiB; a client has to wait there: use one of the controller's"
+            " release"
+        )
+        hub.apply(hub.cluster.end(session.session, End(EndReason.WINDOW, why)))
+        return False
 
 
 _CLOSE = -1.0

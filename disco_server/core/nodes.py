@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from disco_client.text import beginning_with, many, natural, some
+from disco_client.wire.limits import WINDOW_COMMANDS
 from disco_server.core.load import Load, LoadHistory
 from disco_server.settings import GPU_LIBRARIES
 
@@ -157,6 +158,7 @@ class Node:
         round_trip: How many seconds its newest answer to the controller took; 0 for unknown.
         carrier: What carries its stream: ``frames`` or ``grpc``.
         load: What its machine did in the last hour.
+        window: How many commands of a session it takes that its ranks have not executed.
     """
 
     name: str
@@ -176,6 +178,7 @@ class Node:
     round_trip: float = 0.0
     carrier: str = ""
     load: LoadHistory = field(default_factory=LoadHistory)
+    window: int = WINDOW_COMMANDS
 
     @property
     def draining(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from disco_client.errors import ConfigError
 from disco_client.text import hidden_in, many, some
-from disco_client.wire.limits import MAX_WORKERS
+from disco_client.wire.limits import MAX_WORKERS, WINDOW_COMMANDS
 from disco_server.core.session_state import End, EndReason, Priority, QuotaUse, SessionTable
 from disco_server.settings import OneOf, did_you_mean, read_limit, refuse, whole
 
@@ -66,6 +66,7 @@ class SessionLimits:
         owners: What others may have instead, by the name of the owner.
         warning_s: How long before a limit ends a session its client is warned, in seconds; at
             most half of the limit.
+        window: How many commands of a session may be under way.
     """
 
     total: int = 1024
@@ -73,6 +74,7 @@ class SessionLimits:
     quota: Quota = field(default_factory=Quota)
     owners: Mapping[str, Quota] = field(default_factory=lambda: MappingProxyType({}))
     warning_s: float = 60.0
+    window: int = WINDOW_COMMANDS
 
     def of(self, session: SessionTable) -> Quota:
         """The quota of a session's owner."""

@@ -21,6 +21,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from disco_client.wire.limits import WINDOW_COMMANDS
+
 if TYPE_CHECKING:
     from disco_server.core.nodes import NodeShare
 
@@ -74,6 +76,7 @@ class EndReason(enum.IntEnum):
     QUOTA = 9
     EXPIRED = 10
     IDLE = 11
+    WINDOW = 12
 
 
 class Priority(enum.IntEnum):
@@ -218,6 +221,7 @@ class SessionTable:
         trace: The trace context of the client's request, which is passed on to its nodes.
         carrier: What carries, or carried last, the stream of its client: ``frames`` or ``grpc``.
         priority: Its class in the queue.
+        window: How many commands may be under way; that of its nodes where that is less.
         activity: How long it has lasted, and what its client did.
         owner_key: Tells apart the owners of sessions: the principal, or without
             authentication the client's process by the name that it states.
@@ -248,6 +252,7 @@ class SessionTable:
     trace: dict[str, str] = field(default_factory=dict[str, str])
     carrier: str = ""
     priority: Priority = Priority.NORMAL
+    window: int = WINDOW_COMMANDS
     activity: Activity = field(default_factory=Activity)
     owner_key: str = field(init=False)
 

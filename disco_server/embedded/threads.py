@@ -510,7 +510,7 @@ class RankThread(ArrayPorter):
     def _answer(self, seq: int, value: Any) -> None:
         self._events.live(self._worker.worker_id, seq, value)
 
-    def reply(self, raw: bytes) -> None:
+    def reply(self, raw: bytes, ack: int) -> None:  # noqa: ARG002  (it is in there)
         """Passes on what is encoded even here: acknowledgements and failures."""
         self._events.reply(self._worker.worker_id, EncodedReply.FromString(raw))
 

@@ -80,8 +80,8 @@ __all__ = ["Executor", "FunctionNames", "ReplySink"]
 class ReplySink(Protocol):
     """Takes an executor's answers, and provides arrays that are outside the log."""
 
-    def reply(self, raw: bytes) -> None:
-        """Sends one encoded reply to the client."""
+    def reply(self, raw: bytes, ack: int) -> None:
+        """Sends one encoded reply to the client, with what it acknowledges."""
         ...
 
     @property
@@ -636,7 +636,7 @@ class Executor:
     def _send(self, reply: EncodedReply, ack: int) -> None:
         self._acked = ack
         self._bytes = 0
-        self._sink.reply(reply.SerializeToString())
+        self._sink.reply(reply.SerializeToString(), ack)
 
     def _answer(self, seq: int, value: Any, *, itself: bool = False) -> None:
         """Answers a question with a value; ``itself``: the very object, where it can be reached."""

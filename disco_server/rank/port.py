@@ -221,9 +221,16 @@ class RankPort(ArrayPorter):
             except BlockingIOError:  # the kernel is short of memory
                 time.sleep(_PAUSE_S)
 
-    def send(self, kind: EnvelopeKind, payload: bytes = b"", number: int = 0) -> None:
+    def send(self, kind: EnvelopeKind, payload: bytes = b"", number: int = 0, ack: int = 0) -> None:
         """Sends one envelope to the daemon; replies and questions are numbered."""
-        raw = envelope(kind, payload, session=self._session, worker=self._worker, first_seq=number)
+        raw = envelope(
+            kind,
+            payload,
+            session=self._session,
+            worker=self._worker,
+            first_seq=number,
+            last_seq=ack,
+        )
         with self.guard:
             self._sent += 1
             send_all(self._sock, frame(raw))
@@ -300,10 +307,14 @@ class RankPort(ArrayPorter):
         send_all(self._sock, frame_of_progress(seq))
         self._answered = True
 
-    def reply(self, raw: bytes) -> None:
+    def reply(self, raw: bytes, ack: int = 0) -> None:
         """Sends one encoded reply to the client, then the rest of the arrays that it names.
 
         This is still part of the command: the next one may change the arrays.
+
+        Args:
+            raw: The reply.
+            ack: The newest command with which this rank is done, for who relays it.
         """
         offers, self._offers = self._offers, []
         for offer in offers:
@@ -311,7 +322,7 @@ class RankPort(ArrayPorter):
             self._send_with(offer.fd, EnvelopeKind.ARRAY_OUT, told)
             offer.error = told.error
         self._replies += 1
-        self.send(EnvelopeKind.REPLY, raw, self._replies)
+        self.send(EnvelopeKind.REPLY, raw, self._replies, ack)
         for offer in offers:
             if offer.large and not offer.error:
                 for _ in offer.fill():

@@ -256,6 +256,7 @@ class Agent:
             sessions=self._supervisor.running(),
             cordoned=self._cordoned,
             drained=self._drained,
+            window=config.window,
         )
         return envelope(EnvelopeKind.REGISTER, info.SerializeToString())
 

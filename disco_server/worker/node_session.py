@@ -90,9 +90,15 @@ class KeptReplies:
         """Whether no more should be added for now."""
         return self.nbytes > FULL_BYTES
 
-    def waiting(self) -> Iterable[bytes]:
-        """The envelopes that the client may not have."""
-        return [raw for _, _, raw in self._kept]
+    def waiting(self, after: Mapping[int, int] | None = None) -> Iterable[bytes]:
+        """The envelopes that the client may not have.
+
+        Args:
+            after: Of each worker, the number of the newest reply that is not wanted; by
+                default all are.
+        """
+        known = after or {}
+        return [raw for worker, number, raw in self._kept if number > known.get(worker, 0)]
 
     def sent(self, workers: Iterable[int]) -> list[int]:
         """How many replies each of some ranks has sent."""

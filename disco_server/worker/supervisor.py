@@ -216,6 +216,9 @@ class Supervisor:
     def _received(self, session: NodeSession, kind: int, payload: bytes) -> None:
         """Drops the replies that the client has, and sends the others again if it asks."""
         received = controller_pb2.Received.FromString(payload)
+        if received.question:
+            self._send_dropped(session, received)
+            return
         replies, known = session.replies, received.replies
         replies.forget(known)
         if received.given_up or received.unwanted:
@@ -283,13 +286,25 @@ class Supervisor:
         for worker, times in session.opening.begun_here.items():
             self._tell_opening(session, worker, times)
 
-    def _tell_have(self, session: NodeSession) -> None:
+    def _send_dropped(self, session: NodeSession, asked: controller_pb2.Received) -> None:
+        """Sends what the controller has dropped, because the client did not read it."""
+        known = dict(zip(asked.workers, asked.replies, strict=False))
+        self._tell_have(session, asked.question)
+        for raw in session.replies.waiting(known):
+            self._post(raw, session=session.session)
+        self._tell_have(session, asked.question, all_sent=True)
+
+    def _tell_have(
+        self, session: NodeSession, question: int = 0, *, all_sent: bool = False
+    ) -> None:
         workers = list(session.ranks)
         have = controller_pb2.Have(
             node=self._node,
             last_seq=session.received,
             replies=session.replies.sent(workers),
             workers=workers,
+            question=question,
+            all_sent=all_sent,
         )
         self._tell(session, EnvelopeKind.HAVE, have.SerializeToString())
 

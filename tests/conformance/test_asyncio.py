@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 import disco_client as di
-from disco_client import command_log
 
 LARGE = 1 << 18
 """Elements of an array that travels beside the commands."""
@@ -643,15 +642,15 @@ def until_refused(call):
     return made, "it was not refused"
 
 
-def test_ready_awaits_room_for_commands(open_session, monkeypatch, tmp_path, tools_of, issued):
+def test_ready_awaits_room_for_commands(open_session, tmp_path, tools_of, issued):
     """Without room a call is refused and issues nothing."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 8192)
     held = tmp_path / "held"
 
     async def main():
         async with open_session(1) as session:
             tools = tools_of(session)
             echo = session.get_global_func("conformance.echo")
+            session._core.log.window = 8192
             tools.call("wait_for_file", str(held))
             refs, said = until_refused(echo)
             assert "await session.ready()" in said

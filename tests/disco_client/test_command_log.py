@@ -189,7 +189,7 @@ def test_a_full_window_holds_the_next_call_until_workers_catch_up(
     log, monkeypatch, limit, eventually
 ):
     """No relay on the way ever holds more than the window."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 8 if limit == "commands" else 1000)
+    log.window = 8 if limit == "commands" else 1000
     monkeypatch.setattr(command_log, "WINDOW_BYTES", 100)
     if limit == "commands":
         for _ in range(8):
@@ -232,9 +232,9 @@ def test_a_lost_log_drops_what_was_not_taken(log):
     assert take(log) is None
 
 
-def test_closing_wakes_who_waits_for_room(log, monkeypatch, eventually):
+def test_closing_wakes_who_waits_for_room(log, eventually):
     """With the reason, not with a place in the log."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
+    log.window = 1
     call(log)
     raised = []
 
@@ -420,12 +420,11 @@ def interrupt(work, place):
     return False
 
 
-def test_an_interrupted_acknowledgement_is_completed_by_the_next(monkeypatch):
+def test_an_interrupted_acknowledgement_is_completed_by_the_next():
     """Wherever it was interrupted: what is done is forgotten, and who waits for room learns."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 4)
     places, interrupted = 0, True
     while interrupted:
-        log, told = CommandLog(SESSION, 2), []
+        log, told = CommandLog(SESSION, 2, window=4), []
         for _ in range(4):
             call(log)
         take(log)
@@ -509,9 +508,9 @@ def test_while_one_thread_is_alone_the_others_wait(log):
     assert register not in log.live_registers()
 
 
-def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log, monkeypatch):
+def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log):
     """Calls that waited for room ask then whether they have to wait, and may learn why."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 3)
+    log.window = 3
     learned = []
 
     class Replaced(Exception):
@@ -550,9 +549,9 @@ def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log, 
     assert log.take_batch().first_seq == 4
 
 
-def test_a_mark_waits_for_nobody(log, monkeypatch):
+def test_a_mark_waits_for_nobody(log):
     """Whoever recovers a session must not wait for room that workers are to make."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
+    log.window = 1
     call(log)
     log.mark()
     _, commands = read(take(log))

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from disco_client import command_log
 from disco_client.command_log import CommandLog
 from disco_client.errors import ConfigError, SessionError
 from disco_client.replies import AUTO, LongWaits, read_hang_report
@@ -105,10 +104,9 @@ def test_a_description_that_fails_does_not_end_the_wait(capfd):
     assert "cannot be found out: nobody answers" in capfd.readouterr().err
 
 
-def test_a_call_that_waits_for_room_is_reported_too(monkeypatch, capfd, eventually):
+def test_a_call_that_waits_for_room_is_reported_too(capfd, eventually):
     """Acknowledgements come in meanwhile, and the call goes on when there is room."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 1)
-    log = CommandLog(1, 1)
+    log = CommandLog(1, 1, window=1)
     log.long_waits = LongWaits(0.5, lambda: (f"acked {log.statistics()['acked']}", "", False))
     log.issue_call(1, [], int)
     thread = threading.Thread(target=log.issue_call, args=(1, [], int))

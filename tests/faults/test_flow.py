@@ -77,13 +77,11 @@ def all_memory(*pids):
     return [memory(pid) for pid in pids]
 
 
-def test_a_slow_worker_slows_the_client_at_the_window_of_commands(
-    node, monkeypatch, eventually, long_seconds
-):
+def test_a_slow_worker_slows_the_client_at_the_window_of_commands(node, eventually, long_seconds):
     """Row 27: no more commands are under way than the window; nobody's memory grows."""
-    monkeypatch.setattr(command_log, "WINDOW_COMMANDS", 2048)
     controller, daemon = node(1)
     with connect(controller.address, num_workers=1, logs=False) as session:
+        session._core.log.window = 2048
         session.import_python_module("disco_test_functions")
         nap = session.get_global_func("tests.sleep")
         session.sync_all()

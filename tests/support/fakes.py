@@ -21,7 +21,7 @@ class Replies:
     def __init__(self):
         self.raw = []
 
-    def reply(self, raw):
+    def reply(self, raw, ack):
         self.raw.append(raw)
 
     def take(self):

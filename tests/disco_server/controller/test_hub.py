@@ -34,7 +34,7 @@ def asked(hub, **fields):
     """A session that was asked for, with its client's outbox."""
     wish = {"num_workers": 2, "num_groups": 1, "timeout_s": 60.0, **fields}
     session = hub.new_session(controller_pb2.CreateSession(**wish))
-    hub.clients[session.session] = Outbox()
+    hub.clients[session.session] = hub.outbox_of(session)
     hub.apply(hub.cluster.requested(session))
     return session, hub.clients[session.session]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 
 from disco_client import SessionClosed
-from disco_client.command_log import WINDOW_COMMANDS, CommandLog
+from disco_client.command_log import CommandLog
 from disco_client.transport.base import Events
 from disco_client.wire.codec import Action
+from disco_client.wire.limits import WINDOW_COMMANDS
 from disco_server.embedded.processes import Sender
 
 

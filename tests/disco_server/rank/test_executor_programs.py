@@ -32,7 +32,7 @@ class Rank:
         for register, name in ((1, "t.echo"), (2, "t.fail")):
             self.run(Action.GET_GLOBAL_FUNC, name, reg=register)
 
-    def reply(self, raw):
+    def reply(self, raw, ack):
         self.sent.append(EncodedReply.FromString(raw))
 
     def run(self, action, *args, **fields):
