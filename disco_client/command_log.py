@@ -920,9 +920,11 @@ class CommandLog:
         self._tell_of_room()
 
     def _notify(self) -> None:
-        with contextlib.suppress(IndexError):
+        try:
             while True:
                 self._for_turn.popleft()()
+        except IndexError:
+            pass
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
