@@ -278,8 +278,8 @@ class StepLines:
 
     def explain(self, failure: RemoteFailure) -> RemoteFailure:
         """Adds to a failure in a program which one it was, and the step's line."""
-        with self._lock:
-            known = self._known.get(failure.program)
+        # Without the lock: this thread reads replies, for which who holds that may wait.
+        known = self._known.get(failure.program)
         if known is None:
             return failure
         name, _, locate = known

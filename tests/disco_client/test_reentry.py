@@ -13,6 +13,9 @@ from reentry import Raising, in_thread, watched
 from disco_client.reentry import Condition, Event
 from disco_client.threads import call_undisturbed
 
+# Where hypothesis has run before, an exception may come out of its callback of the collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 SOME = 300

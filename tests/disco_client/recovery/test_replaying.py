@@ -17,6 +17,7 @@ from reentry import Finalizing, in_thread, watched
 from disco_client import connect, errors
 from disco_client.arrays.transfer import Uploads
 from disco_client.distributed import DeviceMesh
+from disco_client.output import BackgroundWriter
 from disco_client.recovery.replay import Replayer
 from disco_client.transport.base import Interrupted
 from disco_client.transport.grpc import OutgoingTurn
@@ -209,7 +210,10 @@ def test_an_upload_interrupted_while_other_workers_are_prepared_is_settled(
 
 
 def test_a_wait_in_a_thread_that_serves_the_session_is_refused(session, lose, monkeypatch):
-    """A finalizer may run in the one that sends, that reads, or that sends all of it again."""
+    """A finalizer may run in the one that sends, that reads, or that sends all of it again.
+
+    One that counts texts keeps the one that reads from going on.
+    """
     transport, refused = session._core.transport, {}
 
     def tried(name, call, *args):
@@ -228,12 +232,19 @@ def test_a_wait_in_a_thread_that_serves_the_session_is_refused(session, lose, mo
     patched("is about to send", OutgoingTurn, "take")
     patched("reads", SharedReader, "keep")
     patched("sends again", Replayer, "_bring")
+    patched("counts texts", BackgroundWriter, "_put")
     array = session.copy_to_worker_0(np.arange(float(LARGE)))
     session.sync_all()
     lose(session)
     assert array.numpy()[7] == 7
     assert None not in refused.values()
-    assert refused.keys() == {"sends", "is about to send", "reads", "sends again"}
+    assert refused.keys() == {
+        "sends",
+        "is about to send",
+        "reads",
+        "sends again",
+        "counts texts",
+    }
 
 
 @pytest.mark.timeout(60, method="thread")
