@@ -40,6 +40,7 @@ from disco_client.errors import (
     SessionError,
     WouldBlock,
 )
+from disco_client.locks import check_lock_free, make_lock
 from disco_client.reentry import move, owned
 from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
@@ -245,7 +246,7 @@ class StepLines:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._known: dict[int, tuple[str, int, Locate]] = {}
         self._ended: deque[int] = deque()
         self._fading: deque[int] = deque()
@@ -543,7 +544,7 @@ class CommandLog:
         self._session = session
         self.window: int = window
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.entered: Callable[[], bool] = owned(self._lock)
         self._for_turn: deque[Callable[[], object]] = deque()  # called when there may be room
         self._ids = RegisterIds()
@@ -568,7 +569,7 @@ class CommandLog:
         self._closed: SessionError | None = None
         self._for_room: deque[Callable[[], None]] = deque()
         self._noticed = first_seq - 1  # as executed, by all who wait for it
-        self.asynchronous = False
+        self.asynchronous: bool = False
         self.barred: Bar | None = None
         self.pump: Pump | None = None
         self.in_transport: Callable[[], bool] = lambda: False
@@ -1092,6 +1093,7 @@ class CommandLog:
         if not turn.acquire(timeout=_LOOK_ROOM_S if deadline is None else deadline.left()):
             if deadline is not None:
                 deadline.check()
+            check_lock_free()
             with self._lock:
                 self._trim()
             since = self.long_waits.look(since)
@@ -1263,7 +1265,7 @@ class CommandLog:
 
     def disown(self, why: SessionError) -> None:
         """Refuses everything in a forked child, even if a thread of the parent held the lock."""
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.entered = owned(self._lock)
         self._for_turn = deque()
         self._wake = SimpleQueue()

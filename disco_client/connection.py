@@ -8,7 +8,6 @@ import functools
 import getpass
 import os
 import socket
-import threading
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -31,6 +30,7 @@ from disco_client.errors import (
     SessionError,
     WorkerLost,
 )
+from disco_client.locks import make_lock
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
 from disco_client.reentry import Event
@@ -310,7 +310,7 @@ class PendingSession:
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
         self._open_session = open_session
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._abandoned = False
         self._session: Session | None = None
 

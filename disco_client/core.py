@@ -36,7 +36,7 @@ from disco_client.errors import (
 from disco_client.forks import disown_in_children, leak, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
 from disco_client.notebook import WorkTable
-from disco_client.output import LogSink, counting, drop_logs, in_background
+from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
 from disco_client.sources import described
@@ -1162,7 +1162,6 @@ class SessionCore:
             or self.log.entered()
             or self.inbox.entered()
             or self.transport.entered
-            or counting.entered()
             or (self._sending and self._is_sending())
         ):
             raise Reentered

@@ -20,13 +20,13 @@ import ctypes
 import gc
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from disco_client.errors import ConfigError, SessionClosed
+from disco_client.locks import make_lock
 
 __all__ = [
     "Disowned",
@@ -113,7 +113,7 @@ class ForkLock:
     """A lock of a module; free in a child, even if a thread held it at the fork."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         disown_in_children(self)
 
     @contextlib.contextmanager
@@ -124,7 +124,7 @@ class ForkLock:
 
     def disown(self) -> None:
         """Replaces it."""
-        self._lock = threading.RLock()
+        self._lock = make_lock()
 
 
 def _disown_all() -> None:

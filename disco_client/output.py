@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
 from disco_client.forks import disown_in_children
-from disco_client.reentry import owned
+from disco_client.locks import make_lock
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
 from disco_client.threads import ThreadRefused, start_thread
 
@@ -34,7 +34,6 @@ __all__ = [
     "LogSink",
     "StandardError",
     "ThreadStreamBase",
-    "counting",
     "drop_logs",
     "in_background",
     "logger_of",
@@ -66,27 +65,6 @@ _LOOK_MS = 1_000
 """How often a thread that waits for room looks whether its stream was closed."""
 
 _here = threading.local()
-
-
-class _Counting:
-    """The lock under which all writers count what waits; threads that read replies wait for it.
-
-    Attributes:
-        lock: It.
-        entered: Says whether the calling thread has it, so that it must not wait for replies.
-    """
-
-    def __init__(self) -> None:
-        self.disown()
-        disown_in_children(self)
-
-    def disown(self) -> None:
-        """Begins anew in a forked child, where another thread may have held it."""
-        self.lock = threading.RLock()
-        self.entered: Callable[[], bool] = owned(self.lock)
-
-
-counting = _Counting()
 
 
 @dataclass(slots=True)
@@ -123,6 +101,7 @@ class BackgroundWriter:
         """Begins anew in a forked child, where the thread is missing and locks may be held."""
         self._texts: queue.SimpleQueue[_WaitingText] = queue.SimpleQueue()
         self._running = threading.Lock()
+        self._lock = make_lock()
         self._size = 0
         self._behind = False
         self._lost: Counter[Hashable] = Counter()
@@ -148,7 +127,7 @@ class BackgroundWriter:
             source: Whose lines they are; None for nobody's.
         """
         size += _OF_A_TEXT
-        with counting.lock:
+        with self._lock:
             if self._size and self._size + size > _MOST:
                 self._lost[source] += lines
                 return
@@ -170,7 +149,7 @@ class BackgroundWriter:
     def flush(self, seconds: float = _FLUSH_S) -> None:
         """Waits until everything is written that was passed on, at most so many seconds."""
         if self._size:
-            with counting.lock:
+            with self._lock:
                 last = self._put(lambda: None, 0, 0, None)
             self._start()
             last.written.acquire(timeout=seconds)
@@ -205,13 +184,13 @@ class BackgroundWriter:
             self._tell_of(missing)
             text.write()
             if self._texts.empty():
-                with counting.lock:
+                with self._lock:
                     missing, self._lost = self._lost, missing
                 self._tell_of(missing)
         except BaseException:  # noqa: BLE001  (whatever a stream or a program's sink raises)
             if missing is text.before:
                 missing[text.source] += text.lines
-        with counting.lock:
+        with self._lock:
             self._size -= text.size
             self._lost.update(missing)
         if self._texts.empty():

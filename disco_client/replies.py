@@ -24,6 +24,7 @@ from disco_client.errors import (
     RemoteFailure,
     SessionError,
 )
+from disco_client.locks import check_lock_free, make_lock
 from disco_client.output import say
 from disco_client.reentry import Event, owned
 from disco_client.scopes import NO_SCOPE, Scope
@@ -354,7 +355,7 @@ class Inbox:
         self._here = here
         self._opener = here()
         self._explain = explain
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.entered: Callable[[], bool] = owned(self._lock)
         self._answers: dict[int, Answer] = {}
         self._failed: OrderedDict[int, _FailedCommand] = OrderedDict()
@@ -524,7 +525,7 @@ class Inbox:
 
     def disown(self, why: SessionError) -> None:
         """Ends every wait in a forked child, even if a thread of the parent held the lock."""
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.entered: Callable[[], bool] = owned(self._lock)
         self._some_unattended = Event()
         self.decline = lambda _arrays: None
@@ -655,6 +656,7 @@ class Inbox:
         ):
             if deadline is not None:
                 deadline.check()
+            check_lock_free()
             alive()
             since = self.long_waits.look(since)
 
@@ -725,6 +727,7 @@ class Inbox:
                 ask = None
                 if deadline is not None:
                     deadline.check()
+                check_lock_free()
                 alive()
                 since = self.long_waits.look(since)
             ask = None

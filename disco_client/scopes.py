@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from disco_client.copies import Handle
+from disco_client.locks import make_lock
 from disco_client.uncollected import current_frames, frames_of, reset_variable, set_variable
 
 if TYPE_CHECKING:
@@ -116,14 +117,14 @@ _found: ContextVar[_Found | None] = ContextVar("disco_scope", default=None)
 _mark: ContextVar[object] = ContextVar("disco_mark", default=None)
 _tasks: weakref.WeakKeyDictionary[Any, Scope] = weakref.WeakKeyDictionary()
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-_lock = threading.RLock()
+_lock = make_lock()
 _asyncio: Any = None
 
 
 def _renew_lock() -> None:
     """Replaces it in a forked child, where a thread of the parent may have held it."""
     global _lock  # noqa: PLW0603  (a lock cannot be freed otherwise)
-    _lock = threading.RLock()
+    _lock = make_lock()
 
 
 if hasattr(os, "register_at_fork"):

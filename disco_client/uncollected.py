@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from itertools import chain, starmap
@@ -13,11 +12,13 @@ from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import TypeVar
 
+from disco_client.locks import make_lock
+
 __all__ = ["current_frames", "frames_of", "reset_variable", "set_variable"]
 
 _Value = TypeVar("_Value")
 
-_lock = threading.RLock()  # one that a signal's handler may meet again
+_lock = make_lock()  # one that a signal's handler may meet again
 
 if hasattr(os, "register_at_fork"):
     # A child would have a lock that nobody frees, and no collection.

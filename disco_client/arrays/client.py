@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -24,6 +23,7 @@ import grpc
 from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
 from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
+from disco_client.locks import make_lock
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.reentry import Event, is_of_system
@@ -203,7 +203,7 @@ class ArrayClient:
         self._session = session
         self._key = key
         self._addresses = dict(addresses)
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._direct: dict[str, ArrayEndpoint | None] = {}
         self._opening: dict[str, _Opening] = {}
         self._over = Event()

@@ -14,7 +14,6 @@ import mmap
 import os
 import socket
 import struct
-import threading
 from collections import OrderedDict
 from collections.abc import Generator
 from operator import itemgetter
@@ -30,6 +29,7 @@ from disco_client.descriptors import (
     opened,
     receive_with_descriptors,
 )
+from disco_client.locks import make_lock
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.reentry import is_of_system
 from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
@@ -226,7 +226,7 @@ class MappedMemory:
 
     def __init__(self, keep_bytes: int = 128 << 20) -> None:
         self._keep_bytes = keep_bytes
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._kept: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
 
@@ -258,7 +258,7 @@ class MappedMemory:
 
     def disown(self) -> None:
         """The same in a forked child, even if a thread of the parent held the lock."""
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.close()
 
     def _find(self, fd: int, offset: int, nbytes: int) -> np.ndarray[Any, Any] | None:
@@ -380,7 +380,7 @@ class MemoryEndpoint:
     def __init__(self, path: str) -> None:
         self.spoiled = False
         self._path = path
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._sockets: set[socket.socket] = set()
         self._closed = False
         self._memory = MappedMemory()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from disco_client import errors
 from disco_client.clock import monotonic
 from disco_client.errors import Recovery, SessionClosed, SessionError, SessionLost, why_ended
+from disco_client.locks import make_lock
 from disco_client.output import logger_of
 from disco_client.reentry import Condition, owned
 from disco_client.telemetry.base import NO_SPAN, Span
@@ -285,7 +286,7 @@ class Recovering(ABC):
     def __init__(self, first: Transport, successor: Successor, span: Span = NO_SPAN) -> None:
         self._span = span
         self._successor = successor
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._changed = Condition(self._lock)
         self._owned: Callable[[], bool] = owned(self._lock)
         self._transport = first

@@ -23,6 +23,7 @@ import grpc
 from disco_client.clock import monotonic
 from disco_client.errors import AccessDenied, ConfigError
 from disco_client.forks import ForkLock
+from disco_client.locks import make_lock
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.reentry import Event, is_of_system, owned
@@ -456,7 +457,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.sending = threading.RLock()
+        self.sending = make_lock()
         self.owned: Callable[[], bool] = owned(self.sending)
         self.came: list[int] = []
         # What is to be sent: how much of the rest the socket has taken, and what follows it.
@@ -563,7 +564,7 @@ class _TlsLink(_Link):
 
         self._wants_more = ssl.SSLWantReadError
         self._ends = ssl.SSLZeroReturnError, ssl.SSLEOFError
-        self._using = threading.RLock()
+        self._using = make_lock()
         self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._state = context.wrap_bio(self._received, self._encrypted, server_hostname=host)
         self._brought: deque[bytes] = deque()

@@ -22,6 +22,7 @@ import grpc
 from disco_client.clock import LONGEST_S
 from disco_client.errors import AccessDenied, ConfigError, ConnectionFailed
 from disco_client.forks import check_grpc, keep_in_children, leak
+from disco_client.locks import make_lock
 from disco_client.output import say
 from disco_client.reentry import Event
 from disco_client.threads import ThreadRefused, check_threads, start_thread, starting
@@ -231,7 +232,7 @@ class ReloadingChannel:
         self.address = address
         self.credentials = credentials
         self._make = make
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._state = credentials.state()
         self._channels: list[Any] = [make(address, credentials)]
         self._bearer = credentials.bearer()

@@ -20,6 +20,7 @@ from disco_client.arrays.client import ArrayClient
 from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
 from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
+from disco_client.locks import make_lock
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
 from disco_client.reentry import Condition, Event, owned
@@ -91,7 +92,7 @@ class Outgoing:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._changed = Condition(self._lock)
         self.entered: Callable[[], bool] = owned(self._lock)
         self._events: Events | None = None
@@ -388,7 +389,7 @@ class SessionStream:
         self._ready = controller_pb2.SessionReady()
         self._issued: Callable[[], int] = lambda: 0
         self._acked: Callable[[], int] = lambda: 0
-        self._given_up_lock = threading.RLock()
+        self._given_up_lock = make_lock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
         self.draining: tuple[str, ...] = ()
         self.expiry: Expiry | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from disco_client.locks import make_lock
 from disco_client.transport.base import OutgoingBatch
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.limits import WINDOW_BYTES, WINDOW_COMMANDS, commands_in
@@ -93,7 +93,7 @@ class SentLog:
         self._left = left
         self._acked = acked
         self._retain = retain
-        self._lock = lock or threading.RLock()
+        self._lock = lock or make_lock()
         self._window = window
         self._on_held = on_held
         self._held: _InFlight | None = None

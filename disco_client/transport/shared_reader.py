@@ -28,6 +28,7 @@ from collections.abc import Callable
 from disco_client.clock import LONGEST_S, monotonic
 from disco_client.descriptors import opening_descriptors
 from disco_client.errors import Reentered
+from disco_client.locks import make_lock
 
 __all__ = ["READABLE", "SharedReader"]
 
@@ -101,7 +102,7 @@ class SharedReader:
         self._timed = False
         self._quick = True
         self._closed = False
-        self._open = threading.RLock()
+        self._open = make_lock()
         with opening_descriptors("reading what workers reply"), contextlib.ExitStack() as made:
             self.replies = made.enter_context(select.epoll())
             self.house = made.enter_context(select.epoll())

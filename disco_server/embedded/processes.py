@@ -32,6 +32,7 @@ from disco_client.errors import (
     describe_worker_end,
     worker_lost,
 )
+from disco_client.locks import make_lock
 from disco_client.output import logger_of, print_logs
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.reentry import Event, is_of_system, owned
@@ -153,7 +154,7 @@ class Children:
         self._watcher = watcher
         self._begin = begin
         self.ranks: list[RankChild] = []
-        self.order = threading.RLock()
+        self.order = make_lock()
         self.followed = False
         self._started = Event()
         self._start_error: OSError | None = None
@@ -516,7 +517,7 @@ class SharedArrays:
         self._session = session
         self._children = children
         self._wait = wait
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._memory = SharedPool()
         self._mapped = MappedMemory()
         self._offers = Offers()
@@ -726,7 +727,7 @@ class Sender:
         self._nudge = events.nudge
         self._await = events.await_commands
         self._deliver = deliver
-        self._lock = threading.RLock() if lock is None else lock
+        self._lock = make_lock() if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
@@ -873,7 +874,7 @@ class ProcessTransport(Bound):
         self._events: Events | None = None
         self._sender: Sender | None = None
         self._error: SessionError | None = None
-        self._state_lock = threading.RLock()
+        self._state_lock = make_lock()
         self._early: list[tuple[int, bool, list[str]]] = []
         self._unready = num_workers
         self._ready = threading.Lock()

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 
+from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_server.ipc.framing import HOW_FAR, PROGRESS_VARIABLE, ProgressPage
 from disco_server.ipc.process import RankProcess, rank_ends
@@ -152,7 +153,7 @@ class RankChild(RankProcess):
 
     def renew_lock(self) -> None:
         """Frees the locks in a forked child, whichever thread of the parent held them."""
-        self._order = self._lock = threading.RLock()
+        self._order = self._lock = make_lock()
         self.entered = owned(self._lock)
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ from disco_client.errors import (
     worker_lost,
 )
 from disco_client.forks import ForkLock
+from disco_client.locks import make_lock
 from disco_client.output import ThreadStreamBase, print_logs
 from disco_client.reentry import Condition
 from disco_client.replies import AUTO, read_hang_report
@@ -209,7 +210,7 @@ class BorrowedArray:
     """
 
     def __init__(self, data: memoryview) -> None:
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._borrowed: Bytes | None = np.frombuffer(data, np.uint8)
         self._copy: Bytes | None = None
         self._why = ""
@@ -282,7 +283,7 @@ class BorrowedArrays:
     """The arrays in transfer to one worker, by ticket."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._changed = Condition(self._lock)
         self._arrays: dict[int, BorrowedArray] = {}
         self._unwanted: set[int] = set()
@@ -630,7 +631,7 @@ class ThreadTransport(Bound):
         self._threads: frozenset[threading.Thread] = frozenset()
         self._events: Events | None = None
         self._sender: Sender | None = None
-        self._end_lock = threading.RLock()
+        self._end_lock = make_lock()
         self._over = False
         self._error: SessionError | None = None
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from disco_client.descriptors import Descriptor
 from disco_client.errors import describe_exit
+from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_client.wire.framing import FrameTooLong
 from disco_server.collectives.mpich_memory import shortage
@@ -141,8 +142,8 @@ class RankProcess:
         self.arm: Callable[[bool], None] = lambda _armed: None
         self.local_workers = 1
         self._armed = False
-        self._order = threading.RLock() if order is None else order
-        self._lock = threading.RLock()
+        self._order = make_lock() if order is None else order
+        self._lock = make_lock()
         self.entered: Callable[[], bool] = owned(self._lock)
         self._unsent = Unsent(self.sock)
         self._held = 0
