@@ -290,7 +290,14 @@ class PretendedNode:
         session.numbers[worker] += 1
         reply = commands_pb2.Reply(seq=seq, ack=ack)
         number = session.numbers[worker]
-        self._say(EnvelopeKind.REPLY, reply, session=session_id, worker=worker, first_seq=number)
+        self._say(
+            EnvelopeKind.REPLY,
+            reply,
+            session=session_id,
+            worker=worker,
+            first_seq=number,
+            last_seq=ack,
+        )
 
     def _open(self, _raw: bytes, received: EncodedEnvelope) -> None:
         if received.worker_plus_one:
