@@ -633,8 +633,8 @@ class CommandLog:
             self._put_aside((site, command))
             return 0, made
         try:
-            seq, made, waiting = 0, None, None
-            while not seq:
+            waiting = None
+            while True:
                 with self._lock:
                     if self._seq < self._room or self._has_room():
                         released = self._release_dead(command)
@@ -642,7 +642,7 @@ class CommandLog:
                         seq = self._append_command(site, command, nbytes, answers, outside)
                         if released:
                             self._ids.told(len(released) - (command.reg == released[-1]))
-                        continue
+                        break
                     turn = self._await_notice()
                 waiting = self._wait_for(turn, deadline, waiting)
             if waiting is not None:
@@ -724,8 +724,8 @@ class CommandLog:
             self._put_aside((site, (0, func, reg, len(args), *args)))
             return made
         try:
-            made, waiting = None, None
-            while made is None:
+            waiting = None
+            while True:
                 with self._lock:
                     if self._seq < self._room or self._has_room():
                         released = [*ids.dead]
@@ -738,7 +738,7 @@ class CommandLog:
                         self._append(site, record)
                         if len(released) > 1:
                             ids.told(len(released) - 1)
-                        continue
+                        break
                     turn = self._await_notice()
                 waiting = self._wait_for(turn, None, waiting)
             if waiting is not None:
@@ -972,10 +972,13 @@ class CommandLog:
     def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
         """The line and the scope that issued a command not yet executed everywhere."""
         with self._lock:
-            for batch in self._batches():
-                site = batch.site(seq)
-                if site is not None:
-                    return locate(site), site[2]
+            return self._origin(seq)
+
+    def _origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
+        for batch in self._batches():
+            site = batch.site(seq)
+            if site is not None:
+                return locate(site), site[2]
         return None
 
     def maker(self, register: int) -> IssuedAt | None:
@@ -1040,13 +1043,16 @@ class CommandLog:
         self._tell_of_room()
 
     def _tell_of_room(self) -> None:
-        calls = self._for_room
         with self._lock:
-            while calls and self.has_much_room:
-                call = calls[0]
-                call()
-                if calls and calls[0] is call:  # else this thread was here again meanwhile
-                    calls.popleft()
+            self._call_while_room()
+
+    def _call_while_room(self) -> None:
+        calls = self._for_room
+        while calls and self.has_much_room:
+            call = calls[0]
+            call()
+            if calls and calls[0] is call:  # else this thread was here again meanwhile
+                calls.popleft()
 
     def _bytes_under_way(self) -> int:
         """How many bytes are in commands that left, or wait to, and are not executed."""

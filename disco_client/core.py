@@ -984,14 +984,26 @@ class SessionCore:
                 may read one without arrays once more.
         """
         try:
-            value = self._read_answer(seq, worker, into, deadline, scope)
-            while isinstance(value, Interrupted):
-                value = self._read_answer(seq, worker, into, deadline, scope)
+            value = self._read_whole_answer(seq, worker, into, deadline, scope)
         finally:
             if forget:
                 self.inbox.forget(seq)
         self.inbox.raise_pending(scope=scope, before=None if scope is None else seq)
         return value
+
+    def _read_whole_answer(
+        self,
+        seq: int,
+        worker: int,
+        into: Array | None,
+        deadline: Deadline | None,
+        scope: Scope | None,
+    ) -> Any:
+        """Reads it again where its arrays were gone, and other workers answer again."""
+        while True:
+            value = self._read_answer(seq, worker, into, deadline, scope)
+            if not isinstance(value, Interrupted):
+                return value
 
     def _read_answer(
         self,

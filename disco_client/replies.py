@@ -513,15 +513,18 @@ class Inbox:
         with self._lock:
             if self._lost is None:
                 self._lost = error
-            for answer in list(self._answers.values()):
-                if answer.missing and answer.error is None:
-                    answer.error = self._lost
-                    answer.missing = 0
-                    answer.open()
+            self._end_waits(self._lost)
             calls, self._unattended = list(self._unattended.values()), {}
         self._some_unattended.set()
         for call in calls:
             call()
+
+    def _end_waits(self, error: SessionError) -> None:
+        for answer in list(self._answers.values()):
+            if answer.missing and answer.error is None:
+                answer.error = error
+                answer.missing = 0
+                answer.open()
 
     def disown(self, why: SessionError) -> None:
         """Ends every wait in a forked child, even if a thread of the parent held the lock."""
@@ -535,15 +538,18 @@ class Inbox:
     def reopen(self) -> None:
         """Prepares for other workers to repeat all answers that are still awaited."""
         with self._lock:
-            for seq, answer in list(self._answers.items()):
-                if answer.missing == 0 and answer.error is None:
-                    # A caller that has this answer may still find that its arrays are gone.
-                    self._answers[seq] = Answer(answer.asked)
-                elif answer.missing:
-                    answer.missing = answer.asked
-                    answer.replied.clear()
-                    answer.values.clear()
-                    answer.failures.clear()
+            self._reopen()
+
+    def _reopen(self) -> None:
+        for seq, answer in list(self._answers.items()):
+            if answer.missing == 0 and answer.error is None:
+                # A caller that has this answer may still find that its arrays are gone.
+                self._answers[seq] = Answer(answer.asked)
+            elif answer.missing:
+                answer.missing = answer.asked
+                answer.replied.clear()
+                answer.values.clear()
+                answer.failures.clear()
 
     def end(self, make: Callable[[], SessionError], first: int, last: int) -> None:
         """Ends the waits for commands that will not be answered, each with an error of its own.
@@ -553,18 +559,25 @@ class Inbox:
             first: The number of the first of these commands.
             last: That of the last one.
         """
-        calls: list[Callable[[], None]] = []
         with self._lock:
-            for seq, answer in list(self._answers.items()):
-                if first <= seq <= last and answer.missing and answer.error is None:
-                    answer.error = make()
-                    answer.missing = 0
-                    answer.open()
-                    call = self._unattended.pop(seq, None)
-                    if call is not None:
-                        calls.append(call)
+            calls = self._end(make, first, last)
         for call in calls:
             call()
+
+    def _end(
+        self, make: Callable[[], SessionError], first: int, last: int
+    ) -> list[Callable[[], None]]:
+        """Does so under the lock; returns what is to be called without."""
+        calls: list[Callable[[], None]] = []
+        for seq, answer in list(self._answers.items()):
+            if first <= seq <= last and answer.missing and answer.error is None:
+                answer.error = make()
+                answer.missing = 0
+                answer.open()
+                call = self._unattended.pop(seq, None)
+                if call is not None:
+                    calls.append(call)
+        return calls
 
     def set_aside(self, scopes: Iterable[Scope]) -> None:
         """Leaves it to :meth:`failures` alone to tell of what failed in these scopes so far."""
@@ -913,18 +926,24 @@ class Inbox:
                 error = self._build(failed)
                 self._raised[error] = failed
                 return _with_others(error, self._see(scope, failed))
-            error = _error_of(reports)
-            for failure, _ in reports:
-                failed = self._failed.get(failure.seq)
-                if failed is not None and failed.scope in (scope, NO_SCOPE):
-                    if not failed.seen:
-                        self._raised[error] = failed
-                    failed.seen = True
-                if failed is not None and failed.scope is NO_SCOPE:
-                    self._orphans.pop(failure.seq, None)
-                if mine.pop(failure.seq, None) is not None and not mine:
-                    del self._unseen[scope]
-            return error
+            return self._seen_error(reports, scope, mine)
+
+    def _seen_error(
+        self, reports: list[_Report], scope: Scope, mine: dict[int, _FailedCommand]
+    ) -> RemoteError:
+        """The error of an answer, of which its scope has seen the failures then; under the lock."""
+        error = _error_of(reports)
+        for failure, _ in reports:
+            failed = self._failed.get(failure.seq)
+            if failed is not None and failed.scope in (scope, NO_SCOPE):
+                if not failed.seen:
+                    self._raised[error] = failed
+                failed.seen = True
+            if failed is not None and failed.scope is NO_SCOPE:
+                self._orphans.pop(failure.seq, None)
+            if mine.pop(failure.seq, None) is not None and not mine:
+                del self._unseen[scope]
+        return error
 
     def _oldest(
         self, scope: Scope, *, sync: bool, before: int | None = None

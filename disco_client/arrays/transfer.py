@@ -176,15 +176,19 @@ class Downloads(ArrayPorter):
                 out = empty_array(shape, dtype)
             if out.nbytes < _SHOWN_BYTES:
                 self._transport.download(ticket, self._worker, byte_view(out))
-                return out
-            facts = {"disco.bytes": out.nbytes, "disco.workers": [self._worker]}
-            with (
-                self._span.within("disco.download", facts),
-                (self._works or WorkTable()).track("download", "", out.nbytes, late=True) as bar,
-            ):
-                self._transport.download(ticket, self._worker, byte_view(out))
-                bar.update(out.nbytes)
+            else:
+                self._collect_shown(ticket, out)
             return out
+
+    def _collect_shown(self, ticket: int, out: Array) -> None:
+        """The same with a span, and a bar where it takes long."""
+        facts = {"disco.bytes": out.nbytes, "disco.workers": [self._worker]}
+        with (
+            self._span.within("disco.download", facts),
+            (self._works or WorkTable()).track("download", "", out.nbytes, late=True) as bar,
+        ):
+            self._transport.download(ticket, self._worker, byte_view(out))
+            bar.update(out.nbytes)
 
     def decline(self, tickets: Sequence[int]) -> None:
         """Discards the arrays of a reply that could not be read completely."""

@@ -330,12 +330,16 @@ class FramedStream:
         try:
             while outgoing.wait():
                 with link.sending:
-                    while (raw := outgoing.take()) is not None:
-                        link.write(frame(raw))
-                        outgoing.left(raw)
-                    link.write_rest()
+                    self._send_all()
         except OSError:  # whoever reads sees why
             self.close()
+
+    def _send_all(self) -> None:
+        link, outgoing = self._link, self._outgoing
+        while (raw := outgoing.take()) is not None:
+            link.write(frame(raw))
+            outgoing.left(raw)
+        link.write_rest()
 
     @property
     def entered(self) -> bool:
@@ -350,9 +354,8 @@ class FramedStream:
             try:
                 # One call, so that an exception after it finds whether it got the lock.
                 got.extend(map(link.sending.acquire, (False,)))
-                while got[0] and link.is_clear and (raw := outgoing.take()) is not None:
-                    link.write_some(frame(raw))
-                    outgoing.left(raw)
+                if got[0]:
+                    self._send_some()
             except OSError as error:
                 if not is_of_system(error):
                     raise
@@ -363,6 +366,12 @@ class FramedStream:
             if got[0] and link.is_clear:
                 return
         outgoing.nudge()  # the thread that sends does the rest
+
+    def _send_some(self) -> None:
+        link, outgoing = self._link, self._outgoing
+        while link.is_clear and (raw := outgoing.take()) is not None:
+            link.write_some(frame(raw))
+            outgoing.left(raw)
 
     # Receiving ----------------------------------------------------------------------------
 

@@ -176,8 +176,7 @@ class Outgoing:
     def await_some(self, turn: int) -> bool:
         """Waits until there may be something to take; False once a stream gets nothing more."""
         with self._changed:
-            while turn == self._turn and not self._said and self._held:
-                self._changed.wait()
+            self._changed.wait_for(lambda: turn != self._turn or self._said or not self._held)
             if turn != self._turn:
                 return False
             if self._said or self._events is None:

@@ -744,10 +744,13 @@ class Sender:
             self._nudge()
             return
         with self._lock:
-            while (batch := self._take(kills)) is not None:
-                self._deliver(batch, first)
-                self.delivered = batch.last_seq
-                self._left(batch.last_seq)
+            self._flush(first, kills)
+
+    def _flush(self, first: int, kills: bool) -> None:
+        while (batch := self._take(kills)) is not None:
+            self._deliver(batch, first)
+            self.delivered = batch.last_seq
+            self._left(batch.last_seq)
 
     def _run(self) -> None:
         while self._await():

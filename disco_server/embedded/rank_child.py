@@ -111,10 +111,13 @@ class RankChild(RankProcess):
     def executed(self, seq: int) -> None:
         """Frees the locks of those who wait for a command up to this one; may be repeated."""
         with contextlib.suppress(IndexError):  # the session's end has freed them
-            while self.waiters[0][0] <= seq:
-                with contextlib.suppress(RuntimeError):  # it is free
-                    self.waiters[0][1].release()
-                self.waiters.popleft()
+            self._free(seq)
+
+    def _free(self, seq: int) -> None:
+        while self.waiters[0][0] <= seq:
+            with contextlib.suppress(RuntimeError):  # it is free
+                self.waiters[0][1].release()
+            self.waiters.popleft()
 
     # Output and exit ----------------------------------------------------------------------
 

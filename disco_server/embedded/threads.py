@@ -168,10 +168,14 @@ def redirect() -> None:
     global _sessions  # noqa: PLW0603  (the standard streams are the process's too)
     with _lock.held():
         _sessions += 1
-        for name, is_error in (("stdout", False), ("stderr", True)):
-            if getattr(sys, name) is not _streams.get(name):
-                _streams[name] = ThreadStream(getattr(sys, name), is_error)
-                setattr(sys, name, _streams[name])
+        _redirect()
+
+
+def _redirect() -> None:
+    for name, is_error in (("stdout", False), ("stderr", True)):
+        if getattr(sys, name) is not _streams.get(name):
+            _streams[name] = ThreadStream(getattr(sys, name), is_error)
+            setattr(sys, name, _streams[name])
 
 
 def restore() -> None:
@@ -180,10 +184,14 @@ def restore() -> None:
     with _lock.held():
         _sessions -= 1
         if _sessions == 0:
-            for name, stream in _streams.items():
-                if getattr(sys, name) is stream:
-                    setattr(sys, name, stream.inner)
-            _streams.clear()
+            _restore()
+
+
+def _restore() -> None:
+    for name, stream in _streams.items():
+        if getattr(sys, name) is stream:
+            setattr(sys, name, stream.inner)
+    _streams.clear()
 
 
 # Host arrays passed from the client's thread to a worker's, with one copy.
@@ -325,10 +333,9 @@ class BorrowedArrays:
             TransferBroken: The session ended meanwhile.
         """
         with self._changed:
-            while ticket not in self._arrays:
-                if self._closed:
-                    raise TransferBroken
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._closed or ticket in self._arrays)
+            if ticket not in self._arrays:
+                raise TransferBroken
             return self._arrays.pop(ticket)
 
     def close(self) -> None:
