@@ -158,8 +158,8 @@ def _session(bench: Bench, kind: str, workers: int) -> Generator[disco_client.Se
 
 def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> None:
     # A round is off by three hundredths, and what is to be told from a limit needs more of them.
-    # Most of a round of theirs is its start, so the whole section takes four minutes.
-    tokens, repeat, rounds = bench.pick((32, 1, 7 if workers <= _FEW else 2), (3, 1, 1))
+    # Most of a round of theirs is its start, and the whole section is to take five minutes at most.
+    tokens, repeat, rounds = bench.pick((32, 1, 4 if workers <= _FEW else 1), (3, 1, 1))
     bare = bench.pick(_bare, _bare_once)
     with _session(bench, kind, workers) as session:
         model = llm.model.Model(session, llm.checkpoint, blocks=16, slots=4, progress=False)
