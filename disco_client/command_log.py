@@ -40,7 +40,7 @@ from disco_client.errors import (
     SessionError,
     WouldBlock,
 )
-from disco_client.locks import check_lock_free, make_lock
+from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import move, owned
 from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
@@ -279,7 +279,7 @@ class StepLines:
 
     def explain(self, failure: RemoteFailure) -> RemoteFailure:
         """Adds to a failure in a program which one it was, and the step's line."""
-        # Without the lock: this thread reads replies, for which who holds that may wait.
+        # Without the lock: its holder may be waiting for the replies that this thread reads.
         known = self._known.get(failure.program)
         if known is None:
             return failure
@@ -1099,7 +1099,7 @@ class CommandLog:
         if not turn.acquire(timeout=_LOOK_ROOM_S if deadline is None else deadline.left()):
             if deadline is not None:
                 deadline.check()
-            check_lock_free()
+            check_no_lock_held()
             with self._lock:
                 self._trim()
             since = self.long_waits.look(since)

@@ -984,26 +984,12 @@ class SessionCore:
                 may read one without arrays once more.
         """
         try:
-            value = self._read_whole_answer(seq, worker, into, deadline, scope)
+            value = _read_whole(partial(self._read_answer, seq, worker, into, deadline, scope))
         finally:
             if forget:
                 self.inbox.forget(seq)
         self.inbox.raise_pending(scope=scope, before=None if scope is None else seq)
         return value
-
-    def _read_whole_answer(
-        self,
-        seq: int,
-        worker: int,
-        into: Array | None,
-        deadline: Deadline | None,
-        scope: Scope | None,
-    ) -> Any:
-        """Reads it again where its arrays were gone, and other workers answer again."""
-        while True:
-            value = self._read_answer(seq, worker, into, deadline, scope)
-            if not isinstance(value, Interrupted):
-                return value
 
     def _read_answer(
         self,
@@ -1377,6 +1363,13 @@ class SessionCore:
 def _refuse_function(func: object) -> NoReturn:
     msg = f"expected a function reference (from get_global_func or a module), got {described(func)}"
     raise TypeError(msg)
+
+
+def _read_whole(read: Callable[[], Any]) -> Any:
+    """Reads an answer again where its arrays were gone, and other workers answer again."""
+    while isinstance(value := read(), Interrupted):
+        pass
+    return value
 
 
 def _send(uploads: Uploads) -> None:

@@ -14,19 +14,19 @@ from typing import Any
 from disco_client.errors import Reentered
 from disco_client.reentry import owned
 
-__all__ = ["check_lock_free", "make_lock"]
+__all__ = ["check_no_lock_held", "make_lock"]
 
 _locks: set[weakref.ref[Any]] = set()
 
 
 def make_lock() -> threading.RLock:
-    """Makes a reentrant lock, of which :func:`check_lock_free` knows."""
+    """Makes a reentrant lock, of which :func:`check_no_lock_held` knows."""
     lock = threading.RLock()
     _locks.add(weakref.ref(lock, _locks.discard))
     return lock
 
 
-def check_lock_free() -> None:
+def check_no_lock_held() -> None:
     """Makes sure that the calling thread has no lock for which others may wait.
 
     Raises:

@@ -24,7 +24,7 @@ from disco_client.errors import (
     RemoteFailure,
     SessionError,
 )
-from disco_client.locks import check_lock_free, make_lock
+from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.output import say
 from disco_client.reentry import Event, owned
 from disco_client.scopes import NO_SCOPE, Scope
@@ -669,7 +669,7 @@ class Inbox:
         ):
             if deadline is not None:
                 deadline.check()
-            check_lock_free()
+            check_no_lock_held()
             alive()
             since = self.long_waits.look(since)
 
@@ -740,7 +740,7 @@ class Inbox:
                 ask = None
                 if deadline is not None:
                     deadline.check()
-                check_lock_free()
+                check_no_lock_held()
                 alive()
                 since = self.long_waits.look(since)
             ask = None

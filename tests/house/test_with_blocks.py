@@ -8,7 +8,7 @@ its own, which the block calls, is covered.
 
 from __future__ import annotations
 
-import shutil
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +50,8 @@ for name in sys.argv[1:]:
             print(f"{name}:{line} in {code.co_qualname}")
 """
 
+AFFECTED = ("3.12", "3.13")
+
 CANARY = """
 def wait(lock, calls):
     with lock:
@@ -60,19 +62,12 @@ def wait(lock, calls):
 """
 
 
-def pythons():
-    """This Python, and others from 3.11 on that are found, of each version one."""
-    found = {sys.version_info[1]: sys.executable}
-    for minor in range(11, 16):
-        name = f"python3.{minor}"
-        places = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/{name}"))
-        which = shutil.which(name)
-        for place in [*([Path(which)] if which else []), *places]:
-            asked = [place, "-c", "import sys; print(sys.version_info[1])"]
-            done = subprocess.run(asked, capture_output=True, text=True, check=False)
-            if done.stdout.strip() == str(minor):
-                found.setdefault(minor, str(place))
-    return [found[minor] for minor in sorted(found)]
+def pythons(monkeypatch):
+    """This Python, and those that `make dist` finds, of each version one."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    found = dict(importlib.import_module("dist").interpreters())
+    found["{}.{}".format(*sys.version_info)] = Path(sys.executable)
+    return found
 
 
 def look(python, *files):
@@ -84,14 +79,14 @@ def look(python, *files):
 
 
 @pytest.mark.timeout(180)
-def test_no_loop_of_a_client_goes_back_outside_of_its_block(tmp_path):
+def test_no_loop_of_a_client_goes_back_outside_of_its_block(tmp_path, monkeypatch):
     """In any Python that is here; of 3.12 and 3.13 it is known, and they are shown to be seen."""
     folders = ("disco_client", "disco_server/embedded", "disco_server/ipc")
     files = [file for folder in folders for file in sorted((ROOT / folder).rglob("*.py"))]
     canary = tmp_path / "canary.py"
     canary.write_text(CANARY)
-    for python in pythons():
-        if "3.12" in python or "3.13" in python:
+    for version, python in pythons(monkeypatch).items():
+        if version in AFFECTED:
             assert look(python, canary)
         wrong = look(python, *files)
         assert not wrong, f"{python}: call a function with this loop:\n" + "\n".join(wrong)
