@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 import time
@@ -13,23 +12,16 @@ from reentry import Raising, in_thread, watched
 from disco_client.reentry import Condition, Event
 from disco_client.threads import call_undisturbed
 
-# Where hypothesis has run before, an exception may come out of its callback of the collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 SOME = 300
 
 
 def interrupted(step):
-    """Does it again and again, until so many exceptions came out of it."""
-    before = signal.getsignal(signal.SIGALRM)
-    try:
-        with Raising("timer", interval=0.0005) as raising:
-            while raising.caught < SOME:
-                raising.during(step)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    """Does it again and again, until so many exceptions came out of it, in ``watched``."""
+    with Raising("timer", interval=0.0005) as raising:
+        while raising.caught < SOME:
+            raising.during(step)
 
 
 def in_another_thread(call):
@@ -40,6 +32,7 @@ def in_another_thread(call):
     return not thread.is_alive()
 
 
+@watched()
 def test_an_event_is_free_after_exceptions():
     """Others may set it and wait for it."""
     event = Event()
@@ -60,6 +53,7 @@ def test_an_event_is_free_after_exceptions():
     assert event.is_set()
 
 
+@watched()
 def test_a_condition_is_free_after_exceptions():
     """Others may enter it, wait and notify."""
     condition, told = Condition(), []
@@ -82,6 +76,7 @@ def test_a_condition_is_free_after_exceptions():
     assert in_another_thread(tell)
 
 
+@watched()
 def test_a_call_in_a_thread_of_its_own_ends_where_its_caller_is_interrupted():
     """Also when the thread is over before the caller goes on, and is interrupted there."""
     over = threading.Event()
@@ -90,15 +85,14 @@ def test_a_call_in_a_thread_of_its_own_ends_where_its_caller_is_interrupted():
         while not over.is_set():
             pass
 
-    with watched():  # where Python prints what is raised in callbacks
-        sys.setswitchinterval(1e-6)  # so that the caller is the last to go on
-        busy = [in_thread(keep_busy) for _ in range(2)]
-        try:
-            interrupted(lambda: call_undisturbed(lambda: sum(range(2000))))
-        finally:
-            over.set()
-        for thread in busy:
-            thread.join()
+    sys.setswitchinterval(1e-6)  # so that the caller is the last to go on
+    busy = [in_thread(keep_busy) for _ in range(2)]
+    try:
+        interrupted(lambda: call_undisturbed(lambda: sum(range(2000))))
+    finally:
+        over.set()
+    for thread in busy:
+        thread.join()
 
 
 def test_they_time_out():
