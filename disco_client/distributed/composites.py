@@ -162,8 +162,10 @@ def _variance(steps: _Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bo
 
 
 def _squares(steps: _Steps, x: DTensor) -> DTensor:
-    """Of complex numbers those of their sizes."""
-    return steps.call("square", steps.call("absolute", x) if x.dtype.kind == "c" else x)
+    """Of complex numbers those of their sizes, as numpy's from both parts: of inf + nan j NaN."""
+    if x.dtype.kind != "c":
+        return steps.call("square", x)
+    return steps.call("absolute", steps.call("multiply", steps.call("conjugate", x), x))
 
 
 # Norms.

@@ -102,6 +102,30 @@ CALLS = {
 }
 
 
+OF_COMPLEX = {
+    "norm": np.linalg.norm,
+    "norms of rows": lambda x: np.linalg.norm(x, axis=1),
+    "norm of a matrix": lambda x: np.linalg.norm(x, "fro"),
+    "norm of a row": lambda x: np.linalg.norm(x[0], 2),
+    "var": np.var,
+    "std of columns": lambda x: np.std(x, axis=0),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", OF_COMPLEX)
+@pytest.mark.parametrize("real", [1.0, 3e20, np.inf, np.nan])
+@pytest.mark.parametrize("imag", [-2.0, np.inf, np.nan])
+def test_sizes_of_complex_numbers_are_those_of_numpy(workers, name, real, imag):
+    """Also where a part is infinite or not a number: numpy adds the squares of both parts."""
+    array = np.full((4, 2), 3 - 4j, "complex64")
+    array[1, 0] = complex(real, imag)
+    x = workers.distribute(array, workers.mesh((2, 2)), "S[0], R")
+    got, want = OF_COMPLEX[name](x), np.asarray(OF_COMPLEX[name](array))
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_are_those_of_numpy(x, name):
     """Whatever way arguments are given."""
