@@ -17,6 +17,7 @@ __all__ = [
     "ids_beginning_with",
     "is_terminal",
     "many",
+    "name_workers",
     "natural",
     "short_ids",
     "some",
@@ -45,6 +46,14 @@ def many(number: int, what: str, several: str = "") -> str:
         several: What several are called, where that is not with an s.
     """
     return f"{number} {what if number == 1 else several or f'{what}s'}"
+
+
+def name_workers(workers: Iterable[int]) -> str:
+    """Lists workers in plain English: "worker 2", "workers 0, 1 and 3"."""
+    names = [str(worker) for worker in sorted(workers)]
+    if len(names) == 1:
+        return f"worker {names[0]}"
+    return f"workers {', '.join(names[:-1])} and {names[-1]}"
 
 
 def dropped(count: int) -> str:

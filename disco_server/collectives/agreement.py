@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
+from disco_client.text import name_workers
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
 from disco_server.collectives.collective_watch import CollectiveWatch
@@ -31,7 +32,6 @@ from disco_server.collectives.types import (
     Array,
     LeftOutError,
     MismatchError,
-    name_workers,
 )
 from disco_server.devices.base import on_device
 from disco_server.settings import SLOW_S

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from disco_client.text import name_workers
 from disco_client.threads import ThreadRefused, start_thread
 from disco_server.collectives.header_exchange import HeaderExchange
-from disco_server.collectives.types import name_workers
 from disco_server.collectives.validation import op_name
 
 __all__ = ["CollectiveWatch", "WaitingRank", "say"]

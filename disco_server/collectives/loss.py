@@ -8,16 +8,15 @@ waits for the cause before it reports the end.
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from disco_server.collectives.types import CommunicatorLost
 from disco_server.observe.processes import RankMemory, read_record
 
-__all__ = ["CAUSE_FIRST_S", "LOST", "Guarded", "Loss", "lost_first", "may_follow_another"]
+__all__ = ["LOST", "Guarded", "Loss", "may_follow_another"]
 
 
 def _nothing(_text: str) -> None:
@@ -115,9 +114,6 @@ class Guarded:
 LOST = 74
 """The exit status where a collective library is lost: EX_IOERR of sysexits.h."""
 
-CAUSE_FIRST_S = 3.0
-"""For how long another end, which is reported at once, counts as the cause of such a one."""
-
 
 def may_follow_another(status: int, memory: RankMemory) -> bool:
     """Whether a rank may have ended because another one did.
@@ -131,16 +127,3 @@ def may_follow_another(status: int, memory: RankMemory) -> bool:
     if status <= 0 and status != -signal.SIGABRT:
         return False
     return read_record(*memory.read()).collective is not None
-
-
-def lost_first(memories: Iterable[RankMemory]) -> RankMemory:
-    """Which of several ranks, whose ends may follow another's, lost its communicator first.
-
-    A rank records when it lost it before it ends, so before a peer can lose its own because
-    of that. The order in which a loaded machine reports their ends says nothing.
-
-    Args:
-        memories: Where ranks of this machine recorded it, in the order in which their ends
-            were seen; that decides between those without a record.
-    """
-    return min(memories, key=lambda memory: memory.lost_at() or math.inf)

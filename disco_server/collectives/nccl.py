@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from disco_client.text import name_workers
 from disco_server.collectives.nccl_library import NcclLibrary, version_text
 from disco_server.collectives.nccl_watch import NcclWatch, TimeLimits
-from disco_server.collectives.types import CommunicatorLost, Tag, UnavailableError, name_workers
+from disco_server.collectives.types import CommunicatorLost, Tag, UnavailableError
 from disco_server.collectives.unique_ids import HostIds
 from disco_server.devices.base import address, overlap
 

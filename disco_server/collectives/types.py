@@ -9,6 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from disco_client.errors import ConfigError
+from disco_client.text import name_workers
 
 __all__ = [
     "AbortedError",
@@ -20,7 +21,6 @@ __all__ = [
     "ReduceOp",
     "Tag",
     "UnavailableError",
-    "name_workers",
     "wide_channels",
 ]
 
@@ -113,14 +113,6 @@ class UnavailableError(CollectiveError):
 
 class CommunicatorLost(CollectiveError):
     """A communicator failed or was aborted; the message says in which collective, and why."""
-
-
-def name_workers(workers: Iterable[int]) -> str:
-    """Lists workers in plain English: "worker 2", "workers 0, 1 and 3"."""
-    names = [str(worker) for worker in sorted(workers)]
-    if len(names) == 1:
-        return f"worker {names[0]}"
-    return f"workers {', '.join(names[:-1])} and {names[-1]}"
 
 
 class Tag(IntEnum):

@@ -6,14 +6,13 @@ import contextlib
 import errno
 import importlib.util
 import itertools
-import math
 import os
 import secrets
 import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -40,20 +39,42 @@ from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.threads import ThreadRefused, limits, start_thread
 from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.progress import Progress
 from disco_client.transport.shared_reader import READABLE, SharedReader
 from disco_client.wire.arrays import in_pieces
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
 from disco_client.wire.reports import Inspection, decode_report
-from disco_server.collectives.loss import CAUSE_FIRST_S, lost_first, may_follow_another
+from disco_server.collectives.loss import may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.collectives.pmi import MAX_LINE, PmiExchange
-from disco_server.collectives.startup import CommunicatorStartup
+from disco_server.core.node import (
+    AllGone,
+    AssignRank,
+    CancelStart,
+    Effect,
+    EndOrphan,
+    EndRank,
+    FindHung,
+    KillRanks,
+    NodeSession,
+    NodeState,
+    SayGoodbye,
+    ServePmi,
+    StartRank,
+    TellExit,
+    TellOpening,
+    TellRanksReady,
+    WrongEvent,
+)
+from disco_server.core.nodes import NodeShare
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
+from disco_server.ipc.assignments import Assignments
 from disco_server.ipc.framing import progress_in
 from disco_server.ipc.process import fix_hashes, limit_threads
-from disco_server.observe.processes import RankMemory, Subject, cut_ranks, inspect_ranks
+from disco_server.ipc.shares import encode_share
+from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
 from disco_server.settings import HASH_SEED, INIT_TIMEOUT_S, check_system, cpu_cores
 
 if TYPE_CHECKING:
@@ -81,7 +102,6 @@ __all__ = [
 _logger = logger_of("disco.embedded")
 
 _Descriptors: TypeAlias = tuple[Descriptor, ...]
-_END_GRACE_S = 0.5
 _LOOKS = 50
 """How often a thread polls for replies before it sleeps: about 0.2 ms. A wake-up takes
 several times as long as a rank that is ready to answer."""
@@ -101,6 +121,10 @@ class Watcher(Protocol):
 
     def take_once(self, child: RankChild, raw: bytes, fds: _Descriptors) -> None:
         """Handles such a frame, in the keeper."""
+        ...
+
+    def ready(self) -> None:
+        """Handles that every rank is ready for commands."""
         ...
 
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
@@ -127,6 +151,7 @@ class Children:
 
     Attributes:
         reader: Lets threads that wait read replies.
+        node: Decides what happens to the ranks; used by the keeper.
         order: A lock that is taken before those of ranks. A thread that sends to one rank holds
             it too, so a signal handler in it does not wait for a thread that sends to all.
         followed: Whether a trace fetches what the flight recorders hold, and so wants the rest
@@ -148,6 +173,7 @@ class Children:
         self._count = count
         self._command = command
         self._environ = environ
+        self._session = session
         self._kvsname = kvsname(session)
         self._name = name
         self._node = node
@@ -168,25 +194,16 @@ class Children:
         self._actions: dict[int, Callable[[], None]] = {self.reader.wake_fd: self._woken}
         self._by_socket: dict[int, RankChild] = {}
         self._goodbye: bytes | None = None
-        self._deadline: float | None = None
-        self._alive: set[int] = set()
         self._failed = False
         self._closed = False
-        self._openings: dict[int, float] = {}
-        self._late: dict[RankMemory, tuple[RankChild, int]] = {}
-        self._late_until = math.inf
+        self.node = NodeSession(range(count), count, open_limit_s=INIT_TIMEOUT_S.value())
+        self._opened = Progress(count, 0)
         self._pmi = PmiExchange(
             ranks=range(count),
             nodes=[range(count)],
             kvsname=self._kvsname,
             send=self._answer_pmi,
             on_abort=lambda _rank, _why: None,  # the rank's end is more informative
-        )
-        self.opening = CommunicatorStartup(
-            count,
-            INIT_TIMEOUT_S.value(),
-            waiting=lambda: self._pmi.waiting,
-            pid=lambda worker: self.ranks[worker].pid,
         )
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
 
@@ -211,38 +228,39 @@ class Children:
     def _keep(self) -> None:
         """Runs the keeper's thread."""
         try:
-            for worker in range(self._count):
-                self._add(RankChild(worker, self._command(worker), self._environ, self.order))
-        except OSError as error:
-            self._start_error, self._failed = error, True
-            self._end_now()
-        self._started.set()
-        try:
-            while self._alive:
+            self._apply(self.node.start(monotonic()))
+            self._started.set()
+            while self.node.state is not NodeState.GONE:
                 self._turn()
         except Exception as error:
             _logger.exception("the keeper of session %s failed", self._name)
             self._end_with(SessionLost(f"the keeper of session {self._name!r} failed: {error!r}"))
         finally:
-            self._end_now()
+            self._started.set()
             for child in self.ranks:
-                if child.worker in self._alive:
+                if child.status is None:
                     child.reap()
             self._clean_up()
+
+    def _start_rank(self, worker: int) -> Iterable[Effect]:
+        try:
+            child = RankChild(worker, self._command(worker), self._environ, self.order)
+        except OSError as error:
+            self._start_error, self._failed = error, True
+            return self.node.not_started(worker)
+        self._add(child)
+        return self.node.started(worker)
 
     def _add(self, child: RankChild) -> None:
         child.local_workers = self._count
         self.ranks.append(child)
-        self._alive.add(child.worker)
         self._by_socket[child.sock.fileno()] = child
         fd = child.sock.fileno()
         self.reader.replies.register(fd, READABLE)
         child.arm = lambda armed: self._arm(fd, armed)
-        self._watch(child.pidfd, lambda: self._ended(child))
-        self._watch(child.pmi.fileno(), lambda: self._asked(child))
+        self._watch(child.pidfd, partial(self._ended, child))
         for is_error in (False, True):
-            self._watch(child.outputs[is_error], lambda e=is_error: self._printed(child, e))
-        child.send(self._begin(child.worker))
+            self._watch(child.outputs[is_error], partial(self._printed, child, is_error))
 
     def _arm(self, fd: int, armed: bool) -> None:
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -263,35 +281,11 @@ class Children:
 
     # The keeper's loop ----------------------------------------------------------------------
 
-    def opens(self, worker: int) -> None:
-        """Notes that a rank opens its communicator; once all do, a time limit applies."""
-        attempt = self.opening.begins(worker)
-        if attempt is not None:
-            self._openings[attempt] = monotonic() + self.opening.limit_s
-            self.reader.wake()  # the keeper watches the time
-
-    def _check_openings(self) -> float:
-        """Ends ranks that hang in opening their communicator; when to check again, in seconds."""
-        now = monotonic()
-        for attempt in [number for number, end in list(self._openings.items()) if end <= now]:
-            del self._openings[attempt]
-            blamed, why = self.opening.blame(attempt, self._alive)
-            for worker in blamed:
-                self.ranks[worker].end_because(why)
-        return min(self._openings.values(), default=math.inf) - now
-
     def _turn(self) -> None:
-        left = math.inf
-        if self._openings:
-            left = min(left, self._check_openings())
-        if self._late:
-            left = min(left, self._check_late())
-        if self._deadline is not None:
-            left = self._deadline - monotonic()
-            if left <= 0:
-                self._deadline, left = None, math.inf
-                self._end_now()
-        for fd in self.reader.keep(left):
+        now = monotonic()
+        if self.node.wake_at <= now:
+            self._apply(self.node.time_passed(now))
+        for fd in self.reader.keep(self.node.wake_at - now):
             if fd in self._actions:
                 self._actions[fd]()
         self._handle_kept()
@@ -306,12 +300,8 @@ class Children:
                 self.reader.notify_reader()
 
     def _woken(self) -> None:
-        if self._failed:
-            self._end_now()
-        elif self._goodbye is not None and self._deadline is None:
-            self._deadline = monotonic() + _END_GRACE_S
-            for child in self.ranks:
-                child.send(self._goodbye)
+        if self._failed or self._goodbye is not None:
+            self._apply(self.node.end(monotonic(), grace=not self._failed))
 
     def _printed(self, child: RankChild, is_error: bool) -> None:
         lines, more = child.read_output(is_error)
@@ -340,51 +330,93 @@ class Children:
         with contextlib.suppress(OSError):
             self.ranks[rank].pmi.send(data)
 
+    # What the session's object decides -------------------------------------------------------
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        todo = deque(effects)
+        while todo:
+            todo.extend(self._do(todo.popleft()))
+
+    def _do(self, effect: Effect) -> Iterable[Effect]:  # noqa: C901, PLR0912  (a table)
+        """Carries an effect out; returns what follows of that at once."""
+        match effect:
+            case StartRank(worker):
+                return self._start_rank(worker)
+            case AssignRank(worker):
+                self.ranks[worker].send(self._begin(worker))
+            case ServePmi():
+                for child in self.ranks:
+                    self._watch(child.pmi.fileno(), partial(self._asked, child))
+            case TellRanksReady():
+                self._watcher.ready()
+            case TellOpening(worker, times):
+                self._tell_opening(worker, times)
+            case FindHung(attempt, workers):
+                stopped = [worker for worker in workers if self.ranks[worker].is_stopped]
+                return self.node.hung(attempt, self._pmi.waiting, stopped)
+            case EndRank(worker, why):
+                self.ranks[worker].end_because(why)
+            case TellExit(worker, at_start):
+                return self._tell_exit(worker, at_start)
+            case SayGoodbye():
+                for child in self.ranks:
+                    child.send(self._goodbye or b"")
+            case KillRanks(workers):
+                for worker in workers:
+                    self.ranks[worker].kill()
+            case CancelStart() | EndOrphan() | AllGone():
+                pass  # ranks are started at once, and this program is their owner
+        return ()
+
+    def _tell_opening(self, worker: int, times: int) -> None:
+        """Lets the other ranks open their communicators too; once all do, a time limit runs."""
+        if times > self._opened.fastest:
+            kind, session = EnvelopeKind.OPEN_CCL, self._session
+            framed = frame(envelope(kind, session=session, worker=worker, first_seq=times))
+            for child in self.ranks:
+                if child.worker != worker:
+                    child.send(framed)
+        if self._opened.note(worker, times):
+            self.node.opening.all_begin(self._opened.slowest, monotonic())
+
+    def says(self, child: RankChild, kind: int) -> None:
+        """Handles a rank's word about itself, in the keeper."""
+        try:
+            if kind == EnvelopeKind.ASSIGNED:
+                self._apply(self.node.assigned(child.worker))
+            elif kind == EnvelopeKind.OPEN_CCL:
+                self._apply(self.node.opens(child.worker))
+            elif kind == EnvelopeKind.CCL_OPENED:
+                self.node.opening.done(child.worker)
+        except WrongEvent as error:
+            child.refuse(str(error))
+
     # Deaths -----------------------------------------------------------------------------------
 
     def _ended(self, child: RankChild) -> None:
         self._unwatch(child.pidfd)
         status = child.reap()
-        self._alive.discard(child.worker)
         self._say_last_words(child)
-        over = self._goodbye is not None or self._failed
-        if not over and may_follow_another(status, child.memory):
-            self._late[child.memory] = child, status
-            self._late_until = min(self._late_until, monotonic() + CAUSE_FIRST_S)
-            if not self._alive:  # no rank is left whose end could be the cause
-                self._report_late()
-            return
-        self._report_end(child, status)
+        follows, lost_at = may_follow_another(status, child.memory), child.memory.lost_at()
+        self._apply(self.node.exited(child.worker, monotonic(), follows=follows, lost_at=lost_at))
 
-    def _check_late(self) -> float:
-        """Reports an end whose cause was not seen in time; when to check again, in seconds."""
-        left = self._late_until - monotonic()
-        if left > 0:
-            return left
-        self._report_late()
-        return math.inf
-
-    def _report_late(self) -> None:
-        child, status = self._late[lost_first(self._late)]
-        self._late.clear()
-        self._report_end(child, status)
-
-    def _report_end(self, child: RankChild, status: int) -> None:
-        if self._goodbye is None and not self._failed:
-            how = child.why_ended() or describe_exit(status)
+    def _tell_exit(self, worker: int, at_start: bool) -> Iterable[Effect]:
+        if self._goodbye is not None and not self._failed:
+            return ()  # the ranks are about to be asked to leave
+        if not self._failed:
+            child = self.ranks[worker]
+            how = child.why_ended() or describe_exit(child.status or 0)
+            text = describe_worker_end(worker, how, self._name, self._node, at_start=at_start)
             self._end_with(
                 worker_lost(
-                    describe_worker_end(
-                        child.worker, how, self._name, self._node, at_start=not child.assigned
-                    ),
-                    worker=child.worker,
+                    text,
+                    worker=worker,
                     node=self._node,
-                    exit_status=status,
+                    exit_status=child.status or 0,
                     output=child.last_lines,
                 )
             )
-        if self._failed:
-            self._end_now()
+        return self.node.end(monotonic(), grace=False)
 
     def fail(self, error: SessionError) -> None:
         """Ends the session from another thread; the ranks are killed."""
@@ -404,11 +436,6 @@ class Children:
                 if lines:
                     self._watcher.output(child.worker, is_error, lines)
                 self._unwatch(child.outputs[is_error])
-
-    def _end_now(self) -> None:
-        for child in self.ranks:
-            if child.worker in self._alive:
-                child.kill()
 
     # Replies ----------------------------------------------------------------------------------
 
@@ -879,7 +906,6 @@ class ProcessTransport(Bound):
         self._error: SessionError | None = None
         self._state_lock = make_lock()
         self._early: list[tuple[int, bool, list[str]]] = []
-        self._unready = num_workers
         self._ready = threading.Lock()
         self._ready.acquire()
         self._children = Children(
@@ -890,7 +916,7 @@ class ProcessTransport(Bound):
             name=self._name,
             node=NODE,
             watcher=self,
-            begin=self._assign,
+            begin=self._assignments().framed,
         )
         self._arrays = SharedArrays(self._session, self._children, self._wait_for)
         try:
@@ -908,38 +934,36 @@ class ProcessTransport(Bound):
             msg = f"no worker process could be started: {error}{what}"
             raise SessionLost(msg) from error
         if not self._wait_for(self._ready, deadline - monotonic()):
-            late = [child.worker for child in self._children.ranks if not child.assigned]
-            msg = f"workers {late} were not ready within {timeout:g} s"
+            msg = f"workers {self._children.node.unready} were not ready within {timeout:g} s"
             raise SessionLost(msg)
         self.check_alive()
         places = (RankPlace(c.worker, NODE, c.pid, _DEVICE) for c in self._children.ranks)
         self._welcome = Welcome(self._session, self._name, tuple(places))
+
+    def _assignments(self) -> Assignments:
+        count = self._num_workers
+        share = NodeShare(NODE, tuple(range(count)), tuple(range(count)), (_DEVICE,) * count)
+        start = node_pb2.StartRanks(
+            session_name=self._name,
+            num_workers=count,
+            num_groups=self._num_groups,
+            ccl=self._ccl,
+            nodes=[encode_share(share, "")],
+        )
+        everything = ("*",)  # as in the program, whose own they are
+        rules = node_pb2.AssignRank(
+            allow_modules=everything,
+            allow_read=everything,
+            allow_save=everything,
+            allow_load=everything,
+        )
+        return Assignments(self._session, start, rules)
 
     def _command(self, worker: int) -> list[str]:
         # Disco's own needs no preparation, which takes time where TVM is installed.
         own = self._entrypoint == ENTRYPOINT
         program = [ENTRYPOINT] if own else [_RUNNER, self._entrypoint]
         return ["-m", *program, *map(str, (worker, self._num_workers, self._num_groups))]
-
-    def _assign(self, worker: int) -> bytes:
-        assign = node_pb2.AssignRank(
-            worker=worker,
-            num_workers=self._num_workers,
-            num_groups=self._num_groups,
-            ccl=self._ccl,
-            node=NODE,
-            device=_DEVICE,
-            session_name=self._name,
-            allow_modules=("*",),
-            allow_read=("*",),
-            allow_save=("*",),
-            allow_load=("*",),
-            local_workers=self._num_workers,
-            local_rank=worker,
-        )
-        return frame(
-            envelope(EnvelopeKind.ASSIGN, assign.SerializeToString(), session=self._session)
-        )
 
     @property
     def welcome(self) -> Welcome:
@@ -1058,21 +1082,15 @@ class ProcessTransport(Bound):
     def take_once(self, child: RankChild, raw: bytes, fds: _Descriptors) -> None:
         """Handles a frame of which that must not be repeated."""
         received = EncodedEnvelope.FromString(raw)
-        kind = received.kind
-        if kind == EnvelopeKind.ARRAY_BACK:
+        if received.kind == EnvelopeKind.ARRAY_BACK:
             self._arrays.take_back(child, received, fds)
-        elif kind == EnvelopeKind.CCL_OPENED:
-            self._children.opening.ends(child.worker)
-        elif kind == EnvelopeKind.OPEN_CCL:
-            self._children.opens(child.worker)
-            for other in self._children.ranks:
-                if other is not child:
-                    other.send(frame(raw))
-        elif kind == EnvelopeKind.ASSIGNED and not child.assigned:
-            child.assigned = True
-            self._unready -= 1
-            if not self._unready:
-                self._ready.release()
+        else:
+            self._children.says(child, received.kind)
+
+    def ready(self) -> None:
+        """Handles that every rank is ready for commands."""
+        with contextlib.suppress(RuntimeError):  # nobody waits for it any more
+            self._ready.release()
 
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
         """Handles what a rank has printed."""
@@ -1090,9 +1108,8 @@ class ProcessTransport(Bound):
             events = self._events
         if events is not None:
             events.lost(error)
-        elif self._unready:
-            self._unready = 0
-            self._ready.release()
+        else:
+            self.ready()
         self._arrays.end()
         for child in self._children.ranks:
             child.wake_waiters()

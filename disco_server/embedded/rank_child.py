@@ -44,7 +44,6 @@ class RankChild(RankProcess):
         worker: Its number.
         pidfd: Readable when the process has ended.
         waiters: Locks to free, each with the command that the rank must have executed.
-        assigned: Whether it has reported that it is ready.
 
     Raises:
         OSError: No process could be started.
@@ -58,7 +57,6 @@ class RankChild(RankProcess):
         order: threading.RLock,
     ) -> None:
         self.worker = worker
-        self.assigned = False
         self.waiters: deque[tuple[int, threading.Lock]] = deque()
         with rank_ends() as (ours, theirs), _progress_page() as (self._page, page):
             sock, pmi, memory, output, error = theirs

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from disco_client.descriptors import Descriptor
@@ -236,6 +237,15 @@ class RankProcess:
         """The command that it executes, or was in when it ended."""
         current = read_record(*self.memory.read()).current
         return current.seq if current is not None else None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process does not run at all: a signal or a debugger has stopped it."""
+        try:
+            after_name = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2]
+        except OSError:
+            return False
+        return after_name.split()[0] in ("T", "t")
 
     def kill(self) -> None:
         """Ends the process and every process it started that stayed in its group."""

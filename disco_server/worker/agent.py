@@ -26,8 +26,10 @@ from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.grpc_server import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
+from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders, host_id
 from disco_server.worker.machine import MachineSampler
+from disco_server.worker.session_driver import NodeServices
 from disco_server.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -77,15 +79,16 @@ class Agent:
         self._backoff = backoff or Backoff()
         self._carrier = ArrayCarrier()
         self._sampler = MachineSampler()
-        self._supervisor = Supervisor(
+        services = NodeServices(
             node=config.name,
             rules=_rules_of(config, account),
             max_array_bytes=config.max_array_mib << 20,
             folders=folders or WorkFolders(config.work_dir),
             fork_server=fork_server,
             post=self._post,
-            carrier=self._carrier,
+            counters=NodeCounters(),
         )
+        self._supervisor = Supervisor(services, self._carrier)
 
     @property
     def arrays(self) -> ArrayStore:

@@ -16,8 +16,8 @@ from disco_server.ipc.arrays import IncomingArray
 from disco_server.worker.array_streams import ArrayCarrier, receive_array, send_array
 
 if TYPE_CHECKING:
-    from disco_server.worker.node_session import NodeSession
     from disco_server.worker.pending_arrays import PendingArrays
+    from disco_server.worker.session_driver import SessionDriver
 
 __all__ = ["ArrayStore", "NotAdmitted"]
 
@@ -37,7 +37,7 @@ class ArrayStore:
 
     def __init__(
         self,
-        sessions: Mapping[int, NodeSession],
+        sessions: Mapping[int, SessionDriver],
         carrier: ArrayCarrier,
         post: Callable[[bytes], object],
     ) -> None:
@@ -54,7 +54,7 @@ class ArrayStore:
         session = self._sessions.get(transfer.session)
         if (
             session is None
-            or session.ending
+            or session.node.ending
             or transfer.worker not in session.ranks
             or not hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
         ):
@@ -66,7 +66,7 @@ class ArrayStore:
         task.add_done_callback(session.tasks.discard)
         return session.arrays
 
-    async def fetch(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
+    async def fetch(self, session: SessionDriver, transfer: controller_pb2.Transfer) -> None:
         """Fetches an array that a client sends to the controller, and answers the client.
 
         If the array was here already, or was given up, there is only the answer. An answer
@@ -91,7 +91,7 @@ class ArrayStore:
             envelope(EnvelopeKind.FETCH, answer.SerializeToString(), session=session.session)
         )
 
-    async def push(self, session: NodeSession, transfer: controller_pb2.Transfer) -> None:
+    async def push(self, session: SessionDriver, transfer: controller_pb2.Transfer) -> None:
         """Sends an array that a rank offers to the controller, for a client that asks for it."""
         if transfer.there:
             session.arrays.confirm(transfer)

@@ -16,7 +16,7 @@ from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
 
 if TYPE_CHECKING:
-    from disco_server.worker.node_session import NodeSession
+    from disco_server.worker.session_driver import SessionDriver
 
 __all__ = ["NodeInspector"]
 
@@ -53,12 +53,12 @@ class NodeInspector:
     """
 
     def __init__(
-        self, node: str, sessions: Mapping[int, NodeSession], post: Callable[[bytes], object]
+        self, node: str, sessions: Mapping[int, SessionDriver], post: Callable[[bytes], object]
     ) -> None:
         self._node = node
         self._sessions = sessions
         self._post = post
-        self._leaving: dict[int, NodeSession] = {}
+        self._leaving: dict[int, SessionDriver] = {}
         self._looked_at: list[int] = []
         self._ended: deque[_EndedSession] = deque()
 
@@ -117,7 +117,7 @@ class NodeInspector:
 
     async def _inspect(
         self,
-        sessions: Sequence[NodeSession],
+        sessions: Sequence[SessionDriver],
         *,
         stacks: bool,
         flights: bool,
@@ -140,7 +140,7 @@ class NodeInspector:
 
     async def _add_holdings(
         self,
-        session: NodeSession,
+        session: SessionDriver,
         asked: controller_pb2.HoldingsRequest,
         reports: Sequence[controller_pb2.RankReport],
     ) -> None:
@@ -154,7 +154,7 @@ class NodeInspector:
 
         await asyncio.gather(*map(add, reports))
 
-    def _subjects(self, session: NodeSession) -> list[Subject]:
+    def _subjects(self, session: SessionDriver) -> list[Subject]:
         return [
             Subject(worker, self._node, h.pid, h.memory, ended=h.exited.done())
             for worker, h in session.ranks.items()
@@ -175,7 +175,7 @@ class NodeInspector:
         ):
             self._ended.popleft()
 
-    async def keep(self, session: NodeSession) -> None:
+    async def keep(self, session: SessionDriver) -> None:
         """Keeps what the ranks of a session did, which have all ended."""
         self._leaving[session.session] = session
         try:
@@ -193,5 +193,5 @@ class NodeInspector:
         self._forget()
 
 
-def _is_called(session: NodeSession, name: str) -> bool:
+def _is_called(session: SessionDriver, name: str) -> bool:
     return name in (session.start.session_name, f"{session.session:016x}")

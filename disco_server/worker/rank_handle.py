@@ -9,7 +9,6 @@ import select
 from collections.abc import Callable
 
 from disco_client.wire.codec import EncodedEnvelope
-from disco_client.wire.framing import frame
 from disco_server.ipc.framing import FrameReader
 from disco_server.ipc.process import RankEnds, RankProcess
 
@@ -191,16 +190,6 @@ class RankHandle(RankProcess):
         # Its children may hold the pipes open, so the wait for the last output is short.
         await asyncio.wait(self._output_ends, timeout=_LAST_WORDS_S)
         return self.status
-
-    async def end(self, envelope_: bytes, grace: float) -> int:
-        """Asks the rank to exit, kills it after a grace period, and returns its exit status."""
-        if grace > 0 and not self.exited.done():
-            self.send(frame(envelope_))
-            await asyncio.wait((self.exited,), timeout=grace)
-        self.kill()  # also for what it left behind in its group
-        status = await self.exited
-        self.close()
-        return status
 
     def close(self) -> None:
         """Closes sockets and pipes; the process has exited. Idempotent."""

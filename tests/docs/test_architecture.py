@@ -127,13 +127,13 @@ def test_what_a_line_names_is_in_the_files_that_it_links(page):
     ("question", "path", "name"),
     [
         ("a reply is acknowledged", "disco_client/transport/grpc.py", "SessionStream._confirm"),
-        ("a reply is acknowledged", "disco_server/worker/node_session.py", "KeptReplies.forget"),
+        ("a reply is acknowledged", "disco_server/worker/kept_replies.py", "KeptReplies.forget"),
         ("an unfit allreduce is refused", "disco_server/collectives/preflight.py", "decide"),
         ("a lost node is noticed", "disco_server/core/cluster.py", "Cluster.tick"),
         ("a setting is read", "disco_server/config.py", "Settings.load"),
         ("a 64 MiB array is mapped", "disco_client/arrays/shared_memory.py", "MappedMemory"),
         ("a session is placed on nodes", "disco_server/core/nodes.py", "place"),
-        ("a rank is started", "disco_server/worker/supervisor.py", "Supervisor"),
+        ("a rank is started", "disco_server/core/node.py", "NodeSession.start"),
         ("a hang is diagnosed", "disco_client/diagnosis.py", "judge"),
         ("a token is checked", "disco_server/controller/auth.py", "TokenBook.find"),
         (

@@ -29,7 +29,7 @@ from disco_client.wire.codec import (
     envelope,
     envelopes_in,
 )
-from disco_server.worker.node_session import FULL_BYTES
+from disco_server.worker.kept_replies import FULL_BYTES
 from fault_tools.processes import frozen, memory
 from fault_tools.proxy import Proxy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
+from disco_client.text import name_workers
 from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LoneBackend
 from disco_server.collectives.types import (
@@ -12,7 +13,6 @@ from disco_server.collectives.types import (
     CollectiveError,
     MismatchError,
     ReduceOp,
-    name_workers,
 )
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from disco_server.collectives.loss import Guarded, Loss, lost_first
+from disco_server.collectives.loss import Guarded, Loss
 from disco_server.collectives.types import CommunicatorLost
 from disco_server.observe.flight import FlightRecorder
 from disco_server.observe.processes import RankMemory
@@ -79,14 +79,12 @@ def test_only_errors_of_the_library_are_the_loss():
         part.move(OSError("a cable was pulled"))
 
 
-def test_whose_loss_came_first_is_found_whatever_the_order_of_the_ends():
-    """One that did not say when comes behind; among such, the end that was seen first counts."""
-    silent, late, early, other = memories = [RankMemory() for _ in range(4)]
+def test_when_a_communicator_was_lost_is_recorded_once():
+    """By the first to notice; a rank that lost none has no such time."""
+    silent, late, early = memories = [RankMemory() for _ in range(3)]
     for memory in (early, late):
         FlightRecorder(memory.fd).lose_communicator()
     assert 0 < early.lost_at() < late.lost_at()
-    assert lost_first(memories) is early
-    assert lost_first([late, early]) is early
-    assert lost_first([silent, other]) is silent
+    assert silent.lost_at() == 0
     for memory in memories:
         memory.close()

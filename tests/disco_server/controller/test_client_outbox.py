@@ -11,7 +11,7 @@ from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
 from disco_server.controller.client_outbox import ClientOutbox
 from disco_server.core.nodes import NodeShare
 from disco_server.core.session_state import SessionTable
-from disco_server.worker.node_session import KeptReplies
+from disco_server.worker.kept_replies import KeptReplies
 
 SIZE = 70_000
 MOST = 10 * SIZE

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from disco_client.wire.arrays import encode_head
+from disco_server.core.node import NodeSession
 from disco_server.worker.array_store import ArrayStore, NotAdmitted
 
 
@@ -17,7 +18,7 @@ def test_a_client_that_knows_the_secret_is_admitted():
         start=SimpleNamespace(transfer_key=b"key"),
         ranks={0: None},
         tasks=set(),
-        ending=False,
+        node=NodeSession((0,), 1),
         arrays=object(),
     )
     store = ArrayStore({5: session}, None, None)
@@ -33,7 +34,7 @@ def test_a_client_that_knows_the_secret_is_admitted():
         ):
             with pytest.raises(NotAdmitted, match="no such worker, session or key on this node"):
                 store.admit(refused)
-        session.ending = True
+        session.node.end(0.0)
         with pytest.raises(NotAdmitted):
             store.admit(encode_head(5, b"key", 1, 8))
 

@@ -7,11 +7,14 @@ import os
 import signal
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
+from reentry import in_thread
 
 from disco_client import connect, errors
 from disco_client.pb import node_pb2
+from disco_client.transport.admin import close_session, list_cluster
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.framing import frame
 from disco_server.worker.fork_server import CannotStart, ForkServer
@@ -131,7 +134,9 @@ def test_a_rank_looks_the_same_whether_it_was_forked_or_started_afresh():
             seen.append(look(handle.pid))
             begins.append(begin(handle.pid))
             assert psutil.Process(handle.pid).ppid() == keeper.pid
-            await handle.end(b"", 0)
+            handle.kill()
+            await handle.exited
+            handle.close()
             handle.memory.close()
         assert seen[1:] == seen[:-1]
         assert (begins[0] == begins[2], begins[1] == begins[3]) == (False, True)
@@ -240,3 +245,26 @@ def test_a_rank_that_a_keeper_does_not_report_is_not_waited_for_for_ever(all_end
         return handle.pid
 
     all_end([run(use)])
+
+
+def test_a_session_may_end_while_its_first_process_starts(daemons, eventually):
+    """The process that forks ranks may hang: it is not waited for."""
+    controller = daemons.controller()
+    daemon = daemons.worker(controller.address, "--slots", "1", *OPEN)
+    server = server_of(daemon)
+    server.suspend()
+
+    def open_one():
+        with pytest.raises(errors.SessionError):
+            connect(controller.address, num_workers=1, name="doomed")
+
+    try:
+        opening = in_thread(open_one)
+        with grpc.insecure_channel(controller.address) as line:
+            eventually(lambda: list_cluster(line).sessions, what="the begin of the session")
+            close_session(line, "doomed")
+        eventually(lambda: "session ended on" in daemon.stderr, what="the end of the session")
+        assert server.is_running()  # it would have been replaced after a while
+        opening.join(30)
+    finally:
+        server.resume()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import zlib
@@ -19,10 +18,12 @@ from disco_client.tracing.trace import Flight
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.channel import CHANNEL_OPTIONS, target
 from disco_client.wire.reports import RankState
-from disco_server.observe.logs import bind
 from disco_server.observe.processes import RankMemory
 from disco_server.worker import inspector
-from disco_server.worker.node_session import NodeSession
+from disco_server.worker.counters import NodeCounters
+from disco_server.worker.environment import WorkFolders
+from disco_server.worker.fork_server import ForkServer
+from disco_server.worker.session_driver import NodeServices, SessionDriver
 
 
 @pytest.fixture
@@ -75,7 +76,16 @@ def ended_session(number):
     """A session of which no rank is left."""
     ranks = node_pb2.NodeRanks(node="a", num_workers=2, devices=["cpu"], slots=[0])
     start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2, nodes=[ranks])
-    return NodeSession(number, start, bind(logging.getLogger("test")), 0)
+    services = NodeServices(
+        node="a",
+        rules=node_pb2.AssignRank(),
+        max_array_bytes=0,
+        folders=WorkFolders(),
+        fork_server=ForkServer({}),
+        post=lambda _raw, **_options: True,
+        counters=NodeCounters(),
+    )
+    return SessionDriver(number, start, services)
 
 
 def remembered(ended, monkeypatch, **limits):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from disco_server.worker import node_session
-from disco_server.worker.node_session import KeptReplies
+from disco_server.worker import kept_replies
+from disco_server.worker.kept_replies import KeptReplies
 
 
 def filled():
@@ -34,7 +34,7 @@ def test_a_client_that_begins_wants_nothing_of_before():
 
 def test_it_says_when_it_has_enough(monkeypatch):
     """Whoever reads from the ranks stops then, until some are forgotten."""
-    monkeypatch.setattr(node_session, "FULL_BYTES", 30)
+    monkeypatch.setattr(kept_replies, "FULL_BYTES", 30)
     kept = filled()
     assert kept.full
     kept.forget([9] * 6)

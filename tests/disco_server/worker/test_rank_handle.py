@@ -40,6 +40,15 @@ async def keeper():
         await server.close()
 
 
+async def end(handle):
+    """Ends a rank, as the end of its session does; returns its exit status."""
+    handle.kill()
+    status = await handle.exited
+    handle.kill()  # what it left behind in its group
+    handle.close()
+    return status
+
+
 def assign(*allow):
     told = node_pb2.AssignRank(
         num_workers=1, num_groups=1, device="cpu:0", allow_modules=allow, local_workers=1
@@ -104,7 +113,7 @@ def on_a_rank(use, *allow):
                 await heard.next(EnvelopeKind.ASSIGNED)
                 return await use(handle, heard)
             finally:
-                await handle.end(b"", 0)
+                await end(handle)
 
     return asyncio.run(run())
 
@@ -181,19 +190,25 @@ def test_what_is_not_our_protocol_ends_the_rank():
     on_a_rank(use, "*")
 
 
-def test_a_rank_that_does_not_leave_is_killed_after_the_grace():
-    """A busy rank has no turn for the goodbye; a free one leaves by itself."""
+GOODBYE = frame(envelope(EnvelopeKind.END_SESSION, session=1))
+
+
+def test_a_rank_leaves_when_it_is_asked_to():
+    """A free one does at once; a busy one has no turn for the goodbye until it is killed."""
 
     async def use(handle, heard):
-        goodbye = envelope(EnvelopeKind.END_SESSION, session=1)
         handle.send(call("time.sleep", 600))
-        assert await handle.end(goodbye, 0.2) == -signal.SIGKILL
+        handle.send(GOODBYE)
         other = await heard.keeper.start_rank(fresh=False)
         heard = Heard(other)
         other.send(assign())
         await heard.next(EnvelopeKind.ASSIGNED)
-        assert await other.end(goodbye, 20.0) == 0
+        other.send(GOODBYE)
+        assert await asyncio.wait_for(other.exited, 20) == 0
+        assert await end(other) == 0
         other.close()  # once more is no error
+        assert not handle.exited.done()
+        assert await end(handle) == -signal.SIGKILL
 
     on_a_rank(use, "time")
 
@@ -205,7 +220,9 @@ def test_what_the_rank_started_ends_with_it():
         handle.send(call("builtins.eval", START_CHILD))
         await heard.next(EnvelopeKind.REPLY)
         child = psutil.Process(int(await heard.line()))
-        await handle.end(envelope(EnvelopeKind.END_SESSION, session=1), 20.0)
+        handle.send(GOODBYE)
+        assert await asyncio.wait_for(handle.exited, 20) == 0
+        await end(handle)
         gone, _ = psutil.wait_procs([child], timeout=10)
         assert gone
 
@@ -234,13 +251,13 @@ def test_no_descriptor_outlives_a_rank():
     async def run():
         async with keeper() as kept:
             first = await kept.start_rank(fresh=False)
-            await first.end(b"", 0)
+            await end(first)
             first.memory.close()
             before = psutil.Process().num_fds()
             for fresh in (False, True):
                 handle = await kept.start_rank(fresh=fresh)
                 handle.send(assign(), opened(os.dup, 0))
-                await handle.end(b"", 0)
+                await end(handle)
                 handle.memory.close()  # what it has written down is left to whoever wants it
             await asyncio.sleep(0)
             assert psutil.Process().num_fds() <= before
@@ -270,7 +287,7 @@ def test_closing_one_rank_leaves_the_output_of_the_next_alone():
             rank.send(call("builtins.print", "still heard"))
             await heard.next(EnvelopeKind.REPLY)
             assert await heard.line() == "still heard"
-            await rank.end(b"", 0)
+            await end(rank)
             rank.memory.close()
 
     asyncio.run(run())
