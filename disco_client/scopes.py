@@ -13,13 +13,19 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context, ContextVar, Token
+from contextvars import Context, ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from disco_client.copies import Handle
 from disco_client.locks import make_lock
-from disco_client.uncollected import current_frames, frames_of, reset_variable, set_variable
+from disco_client.uncollected import (
+    collects_here,
+    current_frames,
+    frames_of,
+    reset_variable,
+    set_variable,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -70,12 +76,15 @@ class _Local(threading.local):
 
     Attributes:
         me: Lives as long as the thread.
-        key: Identifies it in contexts, which may live longer.
+        key: Identifies it in contexts, which may live longer. Another one while a finalizer has
+            a scope of its own, so that it is looked for.
+        finalizer: Takes the place of the context variable in a finalizer's blocks.
     """
 
     def __init__(self) -> None:
         self.me = _Thread()
         self.key = object()
+        self.finalizer: _Found | None = None
 
 
 class _Found:
@@ -155,6 +164,9 @@ def in_event_loop() -> bool:
 
 def _look(found: _Found | None) -> _Found:
     """The entry of the calling task or thread; looked up and cached if there is none."""
+    inside = _local.finalizer
+    if inside is not None and collects_here():
+        return inside
     loop: Any = _find_loop()
     task = None if loop is None else _asyncio.current_task(loop)
     if task is None:
@@ -173,7 +185,8 @@ def _keep(task: object, scope: Scope, before: _Found | None) -> _Found:
         found = _Found(_local.key, _no_task, scope, blocks)
     else:
         found = _Found(None, weakref.ref(task), scope, blocks)
-    set_variable(_found, found)
+    if not collects_here():
+        set_variable(_found, found)
     return found
 
 
@@ -223,6 +236,8 @@ def _find_lender() -> Any:
     A copied context does not name its origin. The task, however, waits for this thread, or
     is about to, in a function that holds the copy; a mark in the copy identifies it.
     """
+    if collects_here():
+        return None
     mark = object()
     token = set_variable(_mark, mark)
     try:
@@ -318,15 +333,18 @@ class Block(Handle):
         self._owner = _BlockOwner()
         self.scope: Scope = Scope(self._owner)
         self.entered: bool = False
-        self._token: Token[_Found | None] | None = None
+        self._leave: Callable[[], object] | None = None
 
     def __enter__(self) -> Self:
-        if self._token is not None or self.scope.closed:
+        if self._leave is not None or self.scope.closed:
             msg = "a scope can be entered once; session.scope() makes another one"
             raise RuntimeError(msg)
         found = _look(_found.get())
         inside = _Found(found.key, found.task, found.scope, (weakref.ref(self), *found.blocks))
-        self._token = set_variable(_found, inside)
+        if collects_here():
+            self._leave = _enter_in_finalizer(inside)
+        else:
+            self._leave = partial(reset_variable, _found, set_variable(_found, inside))
         self.entered = True  # last, as an exception may come before
         return self
 
@@ -337,6 +355,17 @@ class Block(Handle):
         trace: TracebackType | None,
     ) -> None:
         self.entered, self.scope.closed = False, True  # first, and without a call
-        token, self._token = self._token, None
-        if token is not None:
-            reset_variable(_found, token)
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+
+def _enter_in_finalizer(inside: _Found) -> Callable[[], object]:
+    """Lets a block take what its thread issues until it ends; returns what ends that."""
+    key, outer = _local.key, _local.finalizer
+
+    def leave() -> None:
+        _local.key, _local.finalizer = key, outer
+
+    _local.key, _local.finalizer = object(), inside
+    return leave

@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
+from functools import partial
 from itertools import chain, starmap
 from operator import attrgetter, methodcaller
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from disco_client.locks import make_lock
 
-__all__ = ["current_frames", "frames_of", "reset_variable", "set_variable"]
+__all__ = ["collects_here", "current_frames", "frames_of", "reset_variable", "set_variable"]
 
 _Value = TypeVar("_Value")
 
@@ -25,6 +27,36 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
     )
+
+
+class _Collections(list[object]):
+    """Ends with what tells of a collection while that is in progress.
+
+    ``setattr`` with the phase of a collection and what tells of it calls one of these functions
+    in C, which nothing interrupts: what a signal handler raises in a callback of the collector
+    would be lost. The latter leaves the texts of a dictionary's keys.
+    """
+
+    start = property(fset=cast("Any", list).append)
+    stop = property(fset=cast("Any", list).__init__)
+
+
+_collections = _Collections()
+_begun = threading.local()
+
+
+def collects_here() -> bool:
+    """Whether the calling thread is in a finalizer that the interpreter may call within others.
+
+    Before Python 3.12 it collects garbage wherever it allocates, also while a function in C is
+    in the middle of its work. Then a finalizer may not set a variable of the context: somebody
+    else, numpy for one, may be setting another one, and goes on with memory that was freed.
+    """
+    return bool(_collections) and _collections[-1] is getattr(_begun, "start", None)
+
+
+if sys.version_info < (3, 12):
+    gc.callbacks += (partial(setattr, _begun), partial(setattr, _collections))
 
 
 def current_frames() -> dict[int, FrameType]:
@@ -60,7 +92,7 @@ def set_variable(variable: ContextVar[_Value], value: _Value) -> Token[_Value]:
     """Sets a variable of the context.
 
     Before Python 3.12 the interpreter may collect garbage while it does. A finalizer that sets a
-    variable as well frees what it still reads.
+    variable as well frees what it still reads; see :func:`collects_here`.
     """
     return _call(variable.set, value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -132,6 +133,35 @@ def test_a_block_holds_for_threads_that_work_in_its_context(session):
         thread.join()
         with pytest.raises(di.RemoteException, match="in the block"):
             session.sync_all()
+
+
+def test_a_block_of_a_finalizer_gets_its_errors(session):
+    """Those of before and after it are the thread's, whose context the finalizer leaves alone."""
+    fail = session.get_global_func("conformance.fail_on")
+    seen = []
+
+    class Finalized:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            fail([0], "before the block")
+            try:
+                with session.scope():
+                    fail([0], "in the block")
+                    session.sync_worker_0()
+            except di.RemoteError as error:
+                seen.append(str(error))
+
+    Finalized()
+    before = contextvars.copy_context()
+    gc.collect()
+    assert dict(contextvars.copy_context()) == dict(before)
+    (told,) = seen
+    assert "in the block" in told
+    with pytest.raises(di.RemoteError, match="before the block"):
+        session.sync_worker_0()
+    session.sync_worker_0()
 
 
 def test_a_block_can_be_entered_once(session):

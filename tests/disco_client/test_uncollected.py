@@ -1,4 +1,4 @@
-"""Looking where all threads are stops none of them."""
+"""What finalizers come in between of: looks at all threads, and variables of the context."""
 
 from __future__ import annotations
 
@@ -53,6 +53,53 @@ for each in threads:
     each.join()
 print("on" if gc.isenabled() else "off")
 """
+
+
+SETTING = """
+import faulthandler, gc, sys, time
+import numpy as np
+import disco_client
+
+class Garbage:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        if time.monotonic() < end:
+            with session.scope():
+                pass
+            Garbage()
+
+faulthandler.enable()
+session = disco_client.ThreadedSession(1)
+others = [contextvars.ContextVar(f"{n}") for n in range(40)]
+for other in others:
+    other.set(None)
+gc.collect()
+gc.freeze()
+end = time.monotonic() + 3
+gc.set_threshold(1)
+Garbage()
+while time.monotonic() < end:
+    for other in others:
+        with np.errstate(all="ignore"):
+            other.reset(other.set([]))
+gc.set_threshold(700)
+session.shutdown()
+print("lives")
+"""
+
+
+def test_finalizers_may_have_scopes_while_a_variable_of_the_context_is_set():
+    """Which any program does, and numpy; Python 3.11 collects garbage in the middle of that."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import contextvars" + SETTING],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "lives"), done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("collects", ["on", "off"])
