@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeAlias
 
+from disco_client.errors import ConfigError
 from disco_server.core.opening import Opening
+from disco_server.core.pmi import PmiEffect, PmiExchange
 
 __all__ = [
     "CAUSE_FIRST_S",
@@ -80,7 +83,7 @@ class AssignRank:
 
 @dataclass(frozen=True, slots=True)
 class ServePmi:
-    """Answer the MPI libraries of the ranks: each of them has a process."""
+    """Read what the MPI libraries of the ranks say, for ``pmi_said``: each rank has a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class TellOpening:
 
 @dataclass(frozen=True, slots=True)
 class FindHung:
-    """Find out which of these ranks wait for others or are stopped, then call ``hung``."""
+    """Find out which of these ranks are stopped, then call ``hung``."""
 
     attempt: int
     workers: tuple[int, ...]
@@ -148,6 +151,7 @@ Effect: TypeAlias = (
     | CancelStart
     | AssignRank
     | ServePmi
+    | PmiEffect
     | TellRanksReady
     | TellOpening
     | FindHung
@@ -187,7 +191,8 @@ class NodeSession:
 
     Args:
         workers: The ranks here, at least one.
-        num_workers: How many ranks the session has on all machines.
+        machines: The ranks of each machine of the session; several nodes may share one.
+        kvsname: The key-value space of their MPI libraries, the same on all nodes.
         start_limit_s: Seconds in which every rank must be ready.
         open_limit_s: Seconds in which ranks that all open their communicator must have done so;
             0 for any time.
@@ -201,7 +206,8 @@ class NodeSession:
     def __init__(
         self,
         workers: Sequence[int],
-        num_workers: int,
+        machines: Sequence[Sequence[int]],
+        kvsname: str,
         *,
         start_limit_s: float = math.inf,
         open_limit_s: float = 0.0,
@@ -210,7 +216,9 @@ class NodeSession:
         self.state = NodeState.STARTING
         self.opening = Opening(open_limit_s)
         self._workers = tuple(workers)
-        self._is_whole_session = len(self._workers) == num_workers
+        self._is_whole_session = len(self._workers) == sum(map(len, machines))
+        self._make_pmi = partial(PmiExchange, ranks=self._workers, nodes=machines, kvsname=kvsname)
+        self._pmi: PmiExchange | None = None
         self._start_limit_s, self._lease_s = start_limit_s, lease_s
         self._asked = self._started = 0  # how many processes were asked for, and came
         self._running: set[int] = set()
@@ -266,7 +274,7 @@ class NodeSession:
         self._started += 1
         told: list[Effect] = [AssignRank(worker)]
         is_last = self._asked == len(self._workers)
-        return told + ([ServePmi()] if is_last else self._start_next())
+        return told + (self._serve_pmi() if is_last else self._start_next())
 
     def not_started(self, worker: int) -> list[Effect]:
         """A rank got no process; no other one is started.
@@ -297,22 +305,42 @@ class NodeSession:
         self._due.pop(_Due.START, None)
         return [TellRanksReady()]
 
+    # MPI's start-up --------------------------------------------------------------------------
+
+    def _serve_pmi(self) -> list[Effect]:
+        try:
+            self._pmi = self._make_pmi()
+        except ConfigError as error:
+            why = f"was ended because its MPI cannot start: {error}"
+            return [EndRank(worker, why) for worker in sorted(self._running)]
+        return [ServePmi()]
+
+    def pmi_said(self, worker: int, data: bytes) -> Sequence[Effect]:
+        """The MPI library of a rank has said something, or left where it said nothing."""
+        return self._pmi.receive(worker, data) if self._pmi is not None else ()
+
+    def pmi_met(self, items: Mapping[str, bytes]) -> Sequence[Effect]:
+        """The nodes have exchanged what their ranks have put; see :class:`MeetNodes`."""
+        return self._pmi.met(items) if self._pmi is not None else ()
+
+    def pmi_not_met(self, name: str, why: object) -> Sequence[Effect]:
+        """The nodes cannot meet, so the ranks' libraries cannot start."""
+        return self._pmi.not_met(name, why) if self._pmi is not None else ()
+
     # Opening the communicator ---------------------------------------------------------------
 
     def opens(self, worker: int) -> list[Effect]:
         """A rank begins to open its communicator."""
         return [TellOpening(worker, self.opening.begins(worker))]
 
-    def hung(
-        self, attempt: int, waiting: Collection[int], stopped: Collection[int]
-    ) -> list[Effect]:
+    def hung(self, attempt: int, stopped: Collection[int]) -> list[Effect]:
         """Ends the ranks for which the others wait; see :class:`FindHung`.
 
         Args:
             attempt: Which attempt to open the communicator is over its limit.
-            waiting: The ranks here that wait for others, here or on other machines.
-            stopped: Those whose processes do not run at all.
+            stopped: The ranks whose processes do not run at all.
         """
+        waiting = self._pmi.waiting if self._pmi is not None else ()
         missing = self.opening.missing(attempt, self._running)
         blamed, why = self.opening.blame([w for w in missing if w not in waiting], stopped)
         return [EndRank(worker, why) for worker in blamed]

@@ -47,7 +47,6 @@ from disco_client.wire.framing import frame
 from disco_client.wire.reports import Inspection, decode_report
 from disco_server.collectives.loss import may_follow_another
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
-from disco_server.collectives.pmi import MAX_LINE, PmiExchange
 from disco_server.core.node import (
     AllGone,
     AssignRank,
@@ -68,6 +67,7 @@ from disco_server.core.node import (
     WrongEvent,
 )
 from disco_server.core.nodes import NodeShare
+from disco_server.core.pmi import ClosePmi, MeetNodes, NotePmi, SendPmi
 from disco_server.embedded.rank_child import RankChild
 from disco_server.ipc.arrays import FROM_RANKS, IncomingArray, Offers, OutgoingArray
 from disco_server.ipc.assignments import Assignments
@@ -196,15 +196,10 @@ class Children:
         self._goodbye: bytes | None = None
         self._failed = False
         self._closed = False
-        self.node = NodeSession(range(count), count, open_limit_s=INIT_TIMEOUT_S.value())
-        self._opened = Progress(count, 0)
-        self._pmi = PmiExchange(
-            ranks=range(count),
-            nodes=[range(count)],
-            kvsname=self._kvsname,
-            send=self._answer_pmi,
-            on_abort=lambda _rank, _why: None,  # the rank's end is more informative
+        self.node = NodeSession(
+            range(count), [range(count)], self._kvsname, open_limit_s=INIT_TIMEOUT_S.value()
         )
+        self._opened = Progress(count, 0)
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
 
     # Starting -----------------------------------------------------------------------------
@@ -310,25 +305,14 @@ class Children:
         if lines:
             self._watcher.output(child.worker, is_error, lines)
 
-    def _asked(self, child: RankChild) -> None:
-        rank = child.worker
-        try:
-            data = child.pmi.recv(MAX_LINE)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        for barrier in self._pmi.receive(rank, data):
-            self._pmi.met(barrier.puts)
-        if not data:
-            self._pmi.left(rank)
-        if self._pmi.is_done(rank):
-            self._unwatch(child.pmi.fileno())
+    def _pmi_said(self, child: RankChild) -> None:
+        data = child.read_pmi()
+        if data is not None:
+            self._apply(self.node.pmi_said(child.worker, data))
 
-    def _answer_pmi(self, rank: int, data: bytes) -> None:
-        # A rank waits for each reply, so there is always room for the next one.
-        with contextlib.suppress(OSError):
-            self.ranks[rank].pmi.send(data)
+    def _close_pmi(self, child: RankChild) -> None:
+        self._unwatch(child.pmi.fileno())
+        child.pmi.close()
 
     # What the session's object decides -------------------------------------------------------
 
@@ -346,14 +330,20 @@ class Children:
                 self.ranks[worker].send(self._begin(worker))
             case ServePmi():
                 for child in self.ranks:
-                    self._watch(child.pmi.fileno(), partial(self._asked, child))
+                    self._watch(child.pmi.fileno(), partial(self._pmi_said, child))
+            case SendPmi(worker, data):
+                self.ranks[worker].send_pmi(data)
+            case ClosePmi(worker):
+                self._close_pmi(self.ranks[worker])
+            case MeetNodes(_, puts):
+                return self.node.pmi_met(puts)  # there is no other node
             case TellRanksReady():
                 self._watcher.ready()
             case TellOpening(worker, times):
                 self._tell_opening(worker, times)
             case FindHung(attempt, workers):
                 stopped = [worker for worker in workers if self.ranks[worker].is_stopped]
-                return self.node.hung(attempt, self._pmi.waiting, stopped)
+                return self.node.hung(attempt, stopped)
             case EndRank(worker, why):
                 self.ranks[worker].end_because(why)
             case TellExit(worker, at_start):
@@ -364,8 +354,8 @@ class Children:
             case KillRanks(workers):
                 for worker in workers:
                     self.ranks[worker].kill()
-            case CancelStart() | EndOrphan() | AllGone():
-                pass  # ranks are started at once, and this program is their owner
+            case CancelStart() | EndOrphan() | NotePmi() | AllGone():
+                pass  # ranks start at once, this program owns them, and their ends say more
         return ()
 
     def _tell_opening(self, worker: int, times: int) -> None:

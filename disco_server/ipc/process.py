@@ -22,6 +22,7 @@ from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_client.wire.framing import FrameTooLong
 from disco_server.collectives.mpich_memory import shortage
+from disco_server.core.pmi import MAX_LINE
 from disco_server.ipc.framing import FrameReader, Unsent
 from disco_server.observe.processes import (
     LastLines,
@@ -230,6 +231,23 @@ class RankProcess:
     def refuse(self, why: str) -> None:
         """Kills the process because it violates the protocol: user code may write to the socket."""
         self.end_because(f"was ended because it sent what is no message ({why})")
+
+    # PMI --------------------------------------------------------------------------------
+
+    def read_pmi(self) -> bytes | None:
+        """What the rank's MPI library has said; empty where it left, None where nothing came."""
+        try:
+            return self.pmi.recv(MAX_LINE)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def send_pmi(self, data: bytes) -> None:
+        """Answers the rank's MPI library."""
+        # It waits for each reply, so there is always room for the next one.
+        with contextlib.suppress(OSError):
+            self.pmi.send(data)
 
     # The exit ---------------------------------------------------------------------------
 

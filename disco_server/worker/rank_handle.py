@@ -176,6 +176,23 @@ class RankHandle(RankProcess):
             # Neither the daemon nor its other sessions may be affected.
             self.refuse(f"{error!r:.200}")
 
+    # PMI ----------------------------------------------------------------------------
+
+    def serve_pmi(self, take: Callable[[bytes], None]) -> None:
+        """Gives away what the rank's MPI library says from now on; nothing where it left."""
+
+        def readable() -> None:
+            if (data := self.read_pmi()) is not None:
+                take(data)
+
+        self._loop.add_reader(self.pmi, readable)
+
+    def close_pmi(self) -> None:
+        """Closes the connection to the rank's MPI library; idempotent."""
+        if self.pmi.fileno() >= 0:
+            self._loop.remove_reader(self.pmi)
+            self.pmi.close()
+
     # Output and exit ------------------------------------------------------------------
 
     def _printed(self, is_error: bool, data: bytes) -> None:
@@ -198,6 +215,7 @@ class RankHandle(RankProcess):
         self._more = False
         self.stop_reading()
         self._loop.remove_writer(self.sock)
+        self.close_pmi()
         for fd, end in zip(self.outputs, self._output_ends, strict=True):
             if not end.done():  # else it is closed, and the number may be another pipe's
                 self._poller.remove(fd)

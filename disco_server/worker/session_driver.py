@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from disco_client.clock import monotonic
@@ -36,6 +37,7 @@ from disco_server.core.node import (
     TellOpening,
     TellRanksReady,
 )
+from disco_server.core.pmi import ClosePmi, MeetNodes, NotePmi, SendPmi
 from disco_server.ipc.arrays import FROM_RANKS
 from disco_server.ipc.assignments import Assignments
 from disco_server.ipc.framing import FrameReader
@@ -45,7 +47,6 @@ from disco_server.worker.fork_server import CannotStart
 from disco_server.worker.kept_replies import KeptReplies
 from disco_server.worker.output import SessionOutput
 from disco_server.worker.pending_arrays import PendingArrays
-from disco_server.worker.pmi import PmiNode
 from disco_server.worker.rank_audit import RankAudit
 from disco_server.worker.rank_keys import KEY_REQUESTS, RankKeys
 from disco_server.worker.rank_questions import RankQuestions
@@ -147,7 +148,8 @@ class SessionDriver:
         self.share = self._assignments.share
         self.node = NodeSession(
             self.share.workers,
-            start.num_workers,
+            self._assignments.machines,
+            kvsname(session),
             start_limit_s=_START_LIMIT_S,
             open_limit_s=INIT_TIMEOUT_S.value(),
             lease_s=start.lease_s,
@@ -170,7 +172,6 @@ class SessionDriver:
             session, services.node, self.log_of, lambda raw: self._post(raw, droppable=True)
         )
         self._keeper: Keeper | None = None
-        self._pmi: PmiNode | None = None
         self._work_dirs: dict[int, str] = {}
         self._ends: dict[int, _RankEnd] = {}
         self._exits: list[bytes] = []
@@ -218,7 +219,16 @@ class SessionDriver:
             case AssignRank(worker):
                 self._send(worker, self._assignments.framed(worker, self._work_dirs[worker]))
             case ServePmi():
-                self._serve_pmi()
+                for worker, handle in self.ranks.items():
+                    handle.serve_pmi(partial(self._pmi_said, worker))
+            case SendPmi(worker, data):
+                self.ranks[worker].send_pmi(data)
+            case ClosePmi(worker):
+                self.ranks[worker].close_pmi()
+            case MeetNodes(name, puts):
+                spawn(self._meet_nodes(name, puts), self.tasks)
+            case NotePmi(worker, why):
+                self.log_of(worker).debug("MPI of rank %d: %s", worker, why)
             case TellRanksReady():
                 ready = node_pb2.RanksReady(ranks=self._rank_infos())
                 self._tell(EnvelopeKind.RANKS_READY, ready.SerializeToString())
@@ -227,8 +237,7 @@ class SessionDriver:
                 self._tell_opening(worker, times)
             case FindHung(attempt, workers):
                 stopped = [worker for worker in workers if self.ranks[worker].is_stopped]
-                waiting = self._pmi.waiting if self._pmi is not None else ()
-                self._apply(self.node.hung(attempt, waiting, stopped))
+                self._apply(self.node.hung(attempt, stopped))
             case EndRank(worker, why):
                 self.log_of(worker, self.seq_of(worker)).warning("worker %d %s", worker, why)
                 self.ranks[worker].end_because(why)
@@ -276,15 +285,15 @@ class SessionDriver:
         handle.on_output = lambda is_error, block: self._output.add(worker, is_error, block)
         spawn(self._watch(worker, handle), self.tasks)
 
-    def _serve_pmi(self) -> None:
-        self._pmi = PmiNode(
-            ranks={worker: handle.pmi for worker, handle in self.ranks.items()},
-            nodes=self._assignments.machines,
-            kvsname=kvsname(self.session),
-            fence=self._keys.fence,
-            on_abort=lambda rank, why: self.log_of(rank).debug("MPI of rank %d: %s", rank, why),
-        )
-        spawn(self._pmi.serve(), self.tasks)
+    def _pmi_said(self, worker: int, data: bytes) -> None:
+        self._apply(self.node.pmi_said(worker, data))
+
+    async def _meet_nodes(self, name: str, puts: Mapping[str, bytes]) -> None:
+        try:
+            effects = self.node.pmi_met(await self._keys.fence(name, puts))
+        except Exception as error:  # noqa: BLE001  (whatever it was, the ranks must not hang)
+            effects = self.node.pmi_not_met(name, error)
+        self._apply(effects)
 
     # Messages of the controller -------------------------------------------------------------
 
@@ -511,8 +520,6 @@ class SessionDriver:
         for handle in self.ranks.values():
             handle.kill()  # what it left behind in its group
             handle.close()
-        if self._pmi is not None:
-            await self._pmi.close()
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pmi_server import PmiServer
 
 from disco_server.collectives.local import LocalCommunicator, LocalWorld
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
-from disco_server.worker.pmi import PmiNode
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the scenarios
 PROGRAM = Path(__file__).with_name("rank_program.py")
@@ -36,7 +36,7 @@ class Ranks:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pmi")
         self._thread.start()
-        node = PmiNode(
+        node = PmiServer(
             ranks={rank: ours for rank, (ours, _) in enumerate(pairs)},
             nodes=[list(range(count))],
             kvsname=kvsname(self.session),

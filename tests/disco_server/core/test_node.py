@@ -28,13 +28,21 @@ from disco_server.core.node import (
     TellRanksReady,
     WrongEvent,
 )
+from disco_server.core.pmi import ClosePmi, MeetNodes, SendPmi
 
 START, OPEN, LEASE = 60.0, 5.0, 20.0
+SELDOM = st.integers(0, 9).map(lambda drawn: drawn == 9)
+"""So that sessions live for a while before they end."""
+
+
+def session(workers, num_workers, **limits):
+    """One of which some ranks are here, on its only machine."""
+    return NodeSession(workers, [range(num_workers)], "disco-test", **limits)
 
 
 def ready(count=2, num_workers=None, **limits):
     """A session that runs."""
-    node = NodeSession(range(count), num_workers or count, **limits)
+    node = session(range(count), num_workers or count, **limits)
     node.start(0.0)
     for worker in range(count):
         node.started(worker)
@@ -45,7 +53,7 @@ def ready(count=2, num_workers=None, **limits):
 
 def test_a_session_goes_from_its_start_to_its_end():
     """Processes start one after another; each is told once, and the owner when all are ready."""
-    node = NodeSession((4, 5), 8, start_limit_s=START)
+    node = session((4, 5), 8, start_limit_s=START)
     assert node.start(0.0) == [StartRank(4)]
     assert node.started(4) == [AssignRank(4), StartRank(5)]
     assert node.assigned(4) == []
@@ -92,19 +100,19 @@ def test_whoever_is_in_a_hurry_need_not_wait_for_the_grace():
 
 def test_a_session_may_end_while_a_process_starts():
     """That one is not waited for, which may take long; nothing is left when the others are gone."""
-    node = NodeSession((0, 1), 2)
+    node = session((0, 1), 2)
     node.start(0.0)
     node.started(0)
     assert node.end(1.0) == [CancelStart(1), SayGoodbye()]
     assert node.exited(0, 1.1) == [AllGone()]
-    first = NodeSession((0, 1), 2)
+    first = session((0, 1), 2)
     first.start(0.0)
     assert first.end(1.0) == [CancelStart(0), AllGone()]
 
 
 def test_a_rank_without_a_process_did_not_start():
     """The others are not tried; the session ends when its owner says so."""
-    node = NodeSession((0, 1, 2), 3)
+    node = session((0, 1, 2), 3)
     node.start(0.0)
     node.started(0)
     assert node.not_started(1) == [TellExit(1, at_start=True)]
@@ -114,7 +122,7 @@ def test_a_rank_without_a_process_did_not_start():
 
 def test_ranks_that_do_not_get_ready_are_ended():
     """Those alone, with the reason."""
-    node = NodeSession((0, 1), 2, start_limit_s=START)
+    node = session((0, 1), 2, start_limit_s=START)
     node.start(0.0)
     node.started(0)
     node.started(1)
@@ -126,7 +134,7 @@ def test_ranks_that_do_not_get_ready_are_ended():
 
 def test_a_session_of_which_a_rank_has_ended_does_not_get_ready():
     """Its owner is told of that alone."""
-    node = NodeSession((0, 1), 2)
+    node = session((0, 1), 2)
     node.start(0.0)
     node.started(0)
     node.started(1)
@@ -177,9 +185,24 @@ def test_ranks_that_hang_in_opening_their_communicator_are_ended():
     node.opening.done(1)
     assert node.wake_at == 10.0 + OPEN
     assert node.time_passed(10.0 + OPEN) == [FindHung(1, (0, 2, 3))]
-    (end,) = node.hung(1, waiting={0, 3}, stopped=set())
+    for worker in (0, 3):
+        assert node.pmi_said(worker, b"cmd=barrier_in\n") == []
+    (end,) = node.hung(1, stopped=set())
     assert end.worker == 2
     assert "not there is worker 2" in end.why
+
+
+def test_a_world_that_mpi_cannot_describe_is_not_started():
+    """The ranks end with the reason, which their owner is told."""
+    ragged = [range(first, 400, 2) for first in (0, 1)]
+    node = NodeSession((0, 2), ragged, "disco-test")
+    node.start(0.0)
+    node.started(0)
+    assign, *ends = node.started(2)
+    assert assign == AssignRank(2)
+    assert [end.worker for end in ends] == [0, 2]
+    assert "give each node consecutive ranks" in ends[0].why
+    assert node.pmi_said(0, b"cmd=get_appnum\n") == ()
 
 
 def test_without_an_owner_a_session_lives_for_its_lease():
@@ -191,14 +214,14 @@ def test_without_an_owner_a_session_lives_for_its_lease():
     assert node.owner_lost(5.0) == []
     assert node.time_passed(5.0 + LEASE) == [EndOrphan()]
     assert ready(2).owner_lost(5.0) == [EndOrphan()]
-    starting = NodeSession((0,), 1, lease_s=LEASE)
+    starting = session((0,), 1, lease_s=LEASE)
     starting.start(0.0)
     assert starting.owner_lost(1.0) == [EndOrphan()]
 
 
 def test_what_cannot_be_is_refused():
     """A rank's own code may say anything; nothing changes."""
-    node = NodeSession((0, 1), 2)
+    node = session((0, 1), 2)
     node.start(0.0)
     for wrong in (
         lambda: node.started(1),
@@ -218,12 +241,15 @@ class NodeMachine(RuleBasedStateMachine):
     """Ranks, an owner and a clock that do anything that they can, at any time."""
 
     @initialize(
-        count=st.integers(1, 4), elsewhere=st.integers(0, 2), lease=st.sampled_from((0, 20))
+        count=st.integers(1, 4),
+        elsewhere=st.integers(0, 2),
+        lease=st.sampled_from((20, 0)),
+        is_ready=st.booleans(),
     )
-    def begin(self, count, elsewhere, lease):
+    def begin(self, count, elsewhere, lease, is_ready):
         self.workers = list(range(elsewhere, elsewhere + count))
         self.whole = not elsewhere
-        self.node = NodeSession(
+        self.node = session(
             self.workers,
             count + elsewhere,
             start_limit_s=START,
@@ -234,36 +260,59 @@ class NodeMachine(RuleBasedStateMachine):
         self.wanted = None
         self.pids, self.ended, self.said = set(), [], set()
         self.killed, self.follows, self.times = set(), {}, {}
+        self.together = []
+        self.waits, self.closed, self.meeting, self.served = {}, set(), None, False
         self.told, self.asked_to_end, self.told_after_end = [], False, []
         self.take(self.node.start(0.0))
+        if is_ready:  # else few examples would get there
+            for _ in self.workers:
+                self.get_process(can=True)
+            for worker in self.workers:
+                self.get_ready(worker)
 
     def take(self, effects):
         """Carries effects out, as far as a driver does that at once."""
+        self.together.append([each.worker for each in effects if isinstance(each, TellExit)])
         for effect in effects:
             self.told.append(effect)
             if self.asked_to_end:
                 self.told_after_end.append(effect)
-            match effect:
-                case StartRank(worker):
-                    assert self.wanted is None, "processes start one after another"
-                    self.wanted = worker
-                case CancelStart(worker):
-                    assert self.wanted == worker
-                    self.wanted = None
-                case KillRanks(workers):
-                    assert set(workers) <= self.pids, "what has ended is not killed"
-                    self.killed |= set(workers)
-                case EndRank(worker, why):
-                    assert worker in self.pids
-                    assert why
-                    self.killed.add(worker)
-                case FindHung(attempt, workers):
-                    assert set(workers) <= self.pids
-                    self.take(self.node.hung(attempt, set(workers[1:]), set()))
-                case EndOrphan():
-                    self.end(grace=True)
-                case _:
-                    pass
+            self.start_or_end(effect)
+            self.answer(effect)
+
+    def start_or_end(self, effect):
+        match effect:
+            case StartRank(worker):
+                assert self.wanted is None, "processes start one after another"
+                self.wanted = worker
+            case CancelStart(worker):
+                assert self.wanted == worker
+                self.wanted = None
+            case KillRanks(workers):
+                assert set(workers) <= self.pids, "what has ended is not killed"
+                self.killed |= set(workers)
+            case EndRank(worker, why):
+                assert worker in self.pids
+                assert why
+                self.killed.add(worker)
+            case FindHung(attempt, workers):
+                assert set(workers) <= self.pids
+                self.take(self.node.hung(attempt, set(workers[1:])))
+            case EndOrphan():
+                self.end(grace=True)
+
+    def answer(self, effect):
+        match effect:
+            case ServePmi():
+                self.served = True
+            case SendPmi(worker):
+                assert self.waits.pop(worker, None), "only who asks is answered, and once"
+            case ClosePmi(worker):
+                assert worker not in self.closed
+                self.closed.add(worker)
+            case MeetNodes(name):
+                assert self.meeting is None
+                self.meeting = name
 
     def end(self, grace):
         effects = self.node.end(self.now, grace=grace)
@@ -276,6 +325,9 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(can=st.booleans())
     def process(self, can):
         """The process that was asked for is there, or cannot be."""
+        self.get_process(can)
+
+    def get_process(self, can):
         worker, self.wanted = self.wanted, None
         if can:
             self.pids.add(worker)
@@ -287,7 +339,9 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def says_ready(self, data):
         """A rank is ready."""
-        worker = data.draw(st.sampled_from(sorted(self.pids - self.said)))
+        self.get_ready(data.draw(st.sampled_from(sorted(self.pids - self.said))))
+
+    def get_ready(self, worker):
         self.said.add(worker)
         self.take(self.node.assigned(worker))
 
@@ -300,7 +354,35 @@ class NodeMachine(RuleBasedStateMachine):
         self.ended.append(worker)
         if follows and not self.asked_to_end:
             self.follows[worker] = self.now, lost
+        self.waits.pop(worker, None)
+        if self.served:
+            self.take(self.node.pmi_said(worker, b""))
         self.take(self.node.exited(worker, self.now, follows=follows, lost_at=lost))
+
+    def may_speak(self):
+        """The ranks whose MPI libraries wait for no answer."""
+        return sorted((self.pids & self.said) - self.closed - set(self.waits))
+
+    @precondition(lambda self: self.served and self.may_speak())
+    @rule(data=st.data(), line=st.sampled_from(("get_appnum", *["barrier_in"] * 3, "finalize")))
+    def library_asks(self, data, line):
+        """The MPI library of a rank says something, and waits for the answer."""
+        worker = data.draw(st.sampled_from(self.may_speak()))
+        self.waits[worker] = line
+        self.take(self.node.pmi_said(worker, f"cmd={line}\n".encode()))
+
+    @precondition(lambda self: self.meeting)
+    @rule(do=st.booleans())
+    def nodes_meet(self, do):
+        """The nodes have exchanged what their ranks put, or cannot."""
+        name, self.meeting = self.meeting, None
+        self.take(self.node.pmi_met({}) if do else self.node.pmi_not_met(name, "gone"))
+
+    @invariant()
+    def a_library_waits_for_others_only(self):
+        """For a rank here that may still come to the barrier, or for the other nodes."""
+        may_come = set(self.workers) - self.closed - set(self.waits)
+        assert not self.waits or self.meeting or may_come
 
     @precondition(lambda self: self.pids & self.said)
     @rule(data=st.data(), is_done=st.booleans())
@@ -327,20 +409,22 @@ class NodeMachine(RuleBasedStateMachine):
             assert self.node.wake_at > self.now, "what was due is done"
         self.now = until
 
-    @rule()
-    def owner_leaves(self):
+    @rule(in_earnest=SELDOM)
+    def owner_leaves(self, in_earnest):
         """No owner is connected."""
-        self.take(self.node.owner_lost(self.now))
+        if in_earnest:
+            self.take(self.node.owner_lost(self.now))
 
     @rule()
     def owner_returns(self):
         """The owner is connected again."""
         self.node.owner_back()
 
-    @rule(grace=st.booleans())
-    def owner_ends(self, grace):
+    @rule(grace=st.booleans(), in_earnest=SELDOM)
+    def owner_ends(self, grace, in_earnest):
         """The owner wants the session to end."""
-        self.end(grace)
+        if in_earnest or self.asked_to_end:
+            self.end(grace)
 
     @invariant()
     def each_is_told_once(self):
@@ -383,7 +467,16 @@ class NodeMachine(RuleBasedStateMachine):
             first = min(self.follows[worker][0] for worker in late)
             assert self.node.wake_at <= first + CAUSE_FIRST_S
             all_ended = len(self.ended) == len(self.workers)
-            assert not (self.whole and all_ended)
+            assert told or not (self.whole and all_ended)
+
+    @invariant()
+    def the_first_loss_is_told_first(self):
+        """Of ends that are told together, those without a record last."""
+        for told in self.together:
+            lost = [
+                self.follows[worker][1] or math.inf for worker in told if worker in self.follows
+            ]
+            assert lost == sorted(lost)
 
     @invariant()
     def who_does_not_leave_is_killed(self):

@@ -18,7 +18,7 @@ def test_a_client_that_knows_the_secret_is_admitted():
         start=SimpleNamespace(transfer_key=b"key"),
         ranks={0: None},
         tasks=set(),
-        node=NodeSession((0,), 1),
+        node=NodeSession((0,), [(0,)], "k"),
         arrays=object(),
     )
     store = ArrayStore({5: session}, None, None)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pmi_server import PmiServer
 
 from disco_client.errors import ConfigError
 from disco_server.collectives import mpich_memory
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.core.rendezvous import Rendezvous, Wake
-from disco_server.worker.pmi import PmiNode
 
 SESSION = int.from_bytes(os.urandom(8), "big")
 PROGRAM = """
@@ -82,7 +82,7 @@ class World:
         daemons = self.daemons or self.nodes
         fences = Fences(len(daemons))
         servers = [
-            PmiNode(
+            PmiServer(
                 ranks={rank: pairs[rank][0] for rank in ranks},
                 nodes=self.nodes,
                 kvsname=self.name,
@@ -188,7 +188,7 @@ async def abort_one(world: World) -> None:
         world.aborts.append((rank, why))
         aborted.set()
 
-    server = PmiNode(
+    server = PmiServer(
         ranks={rank: pair[0] for rank, pair in enumerate(pairs)},
         nodes=world.nodes,
         kvsname=world.name,
@@ -221,7 +221,7 @@ class Line:
 async def hand_made(aborts: list[tuple[int, str]], fence=None, ranks: int = 2):
     """Serves ranks that this test plays itself."""
     pairs = [socket.socketpair() for _ in range(ranks)]
-    server = PmiNode(
+    server = PmiServer(
         ranks={rank: pair[0] for rank, pair in enumerate(pairs)},
         nodes=[list(range(ranks))],
         kvsname="disco-test",
@@ -376,7 +376,7 @@ def test_a_fence_carries_what_was_put_since_the_last():
 def test_wrong_descriptions_are_refused(ranks, nodes, name):
     """Doubled or foreign ranks and unusable names are found at once."""
     with pytest.raises(ConfigError):
-        PmiNode(
+        PmiServer(
             ranks=dict.fromkeys(ranks),
             nodes=nodes,
             kvsname=name,

@@ -36,8 +36,8 @@ from disco_client.wire.codec import (
 from disco_client.wire.framing import frame
 from disco_client.wire.reports import decode_inspection, decode_overview
 from disco_client.wire.values import Device, Opaque, Shape
-from disco_server.collectives.pmi import PmiExchange
 from disco_server.config import ControllerConfig, WorkerConfig
+from disco_server.core.pmi import MeetNodes, PmiExchange
 from disco_server.ipc.framing import FrameReader, frame_of_progress, progress_in
 from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.executor import Executor
@@ -167,13 +167,11 @@ def knock(data):
 
 def speak_pmi(data):
     """Says lines to the PMI of two ranks in turn, on a node of two."""
-    exchange = PmiExchange(
-        ranks=(0, 1), nodes=[[0, 1], [2]], kvsname="k", send=nothing_more, on_abort=nothing_more
-    )
+    exchange = PmiExchange(ranks=(0, 1), nodes=[[0, 1], [2]], kvsname="k")
     for number, line in enumerate(data.splitlines(keepends=True)):
-        for barrier in exchange.receive(number % 2, line):
-            exchange.met({**barrier.puts, "other": b"value"})
-        exchange.is_done(number % 2)
+        for effect in exchange.receive(number % 2, line):
+            if isinstance(effect, MeetNodes):
+                exchange.met({**effect.puts, "other": b"value"})
 
 
 PMI = b"""cmd=init pmi_version=1 pmi_subversion=1

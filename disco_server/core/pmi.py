@@ -10,13 +10,23 @@ barrier, where what they put is exchanged with the other nodes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import TypeAlias
 
 from disco_client.errors import ConfigError
 
-__all__ = ["MAX_LINE", "Barrier", "PmiExchange", "map_processes"]
+__all__ = [
+    "MAX_LINE",
+    "ClosePmi",
+    "MeetNodes",
+    "NotePmi",
+    "PmiEffect",
+    "PmiExchange",
+    "SendPmi",
+    "map_processes",
+]
 
 
 # The limits of hydra, MPICH's own launcher, which its ranks were tested with.
@@ -38,37 +48,55 @@ _MAX_PUTS = 4096
 _NAME = re.compile(r"[!-~]+")
 
 
-OnAbort = Callable[[int, str], None]
-
-
 class _ProtocolError(Exception):
     """A rank sent what is not PMI-1."""
 
 
-class Barrier(NamedTuple):
-    """All ranks of this node have entered a barrier.
+@dataclass(frozen=True, slots=True)
+class SendPmi:
+    """Send bytes to a rank's MPI library, which waits for them."""
 
-    Attributes:
-        name: The same on each node.
-        puts: What this node's ranks have put since the last one.
+    worker: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClosePmi:
+    """Close a rank's connection for PMI: nothing more is expected of it."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeetNodes:
+    """Exchange what this node's ranks have put since the last time with all other nodes.
+
+    Then call ``met`` or ``not_met``. The name is the same on each node.
     """
 
     name: str
-    puts: dict[str, bytes]
+    puts: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class NotePmi:
+    """Note that a rank, or none where it is -1, aborts, errs or leaves too early."""
+
+    worker: int
+    why: str
+
+
+PmiEffect: TypeAlias = SendPmi | ClosePmi | MeetNodes | NotePmi
 
 
 class PmiExchange:
-    """One session's ranks on one node.
+    """One session's ranks on one node: what their MPI libraries say in, effects out.
 
     Args:
         ranks: The ranks of this node.
         nodes: The ranks of each machine of the session, the same for all daemons;
             several daemons may share one.
         kvsname: The key-value space; the same on all nodes.
-        send: Sends bytes to a rank; must not block.
-        on_abort: Called with a rank, or -1 where none is to blame, and a reason
-            when a rank aborts, violates the protocol or leaves before it finalized, or a
-            barrier fails.
 
     Raises:
         ConfigError: The nodes do not hold each rank once, the ranks are not those
@@ -81,8 +109,6 @@ class PmiExchange:
         ranks: Collection[int],
         nodes: Sequence[Sequence[int]],
         kvsname: str,
-        send: Callable[[int, bytes], None],
-        on_abort: OnAbort,
     ) -> None:
         everyone = sorted(rank for node in nodes for rank in node)
         if everyone != list(range(len(everyone))):
@@ -97,83 +123,92 @@ class PmiExchange:
         self._size = len(everyone)
         self._rests = dict.fromkeys(ranks, b"")
         self._name = kvsname
-        self._send = send
-        self._on_abort = on_abort
+        self._said: list[PmiEffect] = []
         self._store = {"PMI_process_mapping": map_processes(nodes)}
         self._puts: dict[str, bytes] = {}
         self._waiting: set[int] = set()
         self._spawning: set[int] = set()
         self._done: set[int] = set()
         self._fences = 0
+        self._last: int | None = None  # the rank for which the others waited, while nodes meet
         self._broken = ""
 
-    def receive(self, rank: int, data: bytes) -> Iterator[Barrier]:
-        """Acts on what a rank has sent, line by line as the caller iterates.
+    def receive(self, rank: int, data: bytes) -> list[PmiEffect]:
+        """A rank has sent bytes, or closed its connection where there are none."""
+        if not data:
+            self._leave(rank)
+        elif rank not in self._done:
+            self._rests[rank] += data
+            self._act_on(rank)
+        return self._take()
 
-        Yields:
-            What to exchange with the other nodes, when this was the last rank that
-            a barrier waited for; `met` or `not_met` must follow before the next step.
-        """
-        *lines, rest = (self._rests[rank] + data).split(b"\n")
-        self._rests[rank] = rest
-        if max(map(len, (*lines, rest))) > MAX_LINE:
-            self._refuse(rank, "a line is too long")
-        for line in lines:
-            if rank in self._done:
+    def _take(self) -> list[PmiEffect]:
+        said, self._said = self._said, []
+        return said
+
+    def _act_on(self, rank: int) -> None:
+        """Acts on the lines of a rank that are there, up to a barrier that all have entered."""
+        if rank == self._last and len(self._rests[rank]) > MAX_LINE:
+            self._refuse(rank, "it goes on before it may leave a barrier")
+        while rank not in self._done and rank != self._last:
+            line, end, rest = self._rests[rank].partition(b"\n")
+            if len(line) > MAX_LINE:
+                self._refuse(rank, "a line is too long")
+            elif not end:
                 return
-            barrier = self._act(rank, line)
-            if barrier is not None:
-                yield barrier
+            else:
+                self._rests[rank] = rest
+                self._act(rank, line)
 
-    def _act(self, rank: int, line: bytes) -> Barrier | None:
+    def _act(self, rank: int, line: bytes) -> None:
         if rank in self._spawning:
             # A request of several lines: only spawn has that form.
             if line == b"endcmd":
                 self._spawning.discard(rank)
                 self._reply(rank, self._answer("spawn", {}))
-            return None
+            return
         try:
             fields = _parse(line)
         except _ProtocolError as error:
             self._refuse(rank, str(error))
-            return None
+            return
         command = fields.get("cmd", "")
         if "mcmd" in fields:
             self._spawning.add(rank)
         elif command == "barrier_in":
-            return self._arrive(rank)
+            self._arrive(rank)
         elif command == "abort":
-            self._done.add(rank)
             status = fields.get("exitcode", "unknown")
             self._break(rank, f"rank {rank} called MPI_Abort with status {status}")
+            self._close(rank)
         else:
             self._reply(rank, self._answer(command, fields))
             if command == "finalize":
-                self._done.add(rank)
-        return None
+                self._close(rank)
+                if self._waiting:
+                    self._break(rank, f"rank {rank} finalized MPI while others wait for it")
 
     @property
     def waiting(self) -> frozenset[int]:
         """The ranks that wait in a barrier, for others here or on other nodes."""
         return frozenset(self._waiting)
 
-    def is_done(self, rank: int) -> bool:
-        """Whether nothing more is expected of a rank: its connection may be closed."""
-        return rank in self._done
+    def _close(self, rank: int) -> None:
+        self._done.add(rank)
+        self._said.append(ClosePmi(rank))
 
     def _refuse(self, rank: int, why: str) -> None:
-        self._done.add(rank)
         self._break(rank, f"rank {rank} does not speak PMI-1: {why}")
+        self._close(rank)
 
-    def left(self, rank: int) -> None:
-        """Notes that a rank closed its connection."""
+    def _leave(self, rank: int) -> None:
         self._waiting.discard(rank)
         if rank not in self._done:
-            self._done.add(rank)
             self._break(rank, f"rank {rank} ended before it finalized MPI")
+            self._close(rank)
 
     def _reply(self, rank: int, answer: str) -> None:
-        self._send(rank, f"{answer}\n".encode())
+        self._said.append(SendPmi(rank, f"{answer}\n".encode()))
 
     def _answer(self, command: str, fields: Mapping[str, str]) -> str:
         match command:
@@ -222,37 +257,47 @@ class PmiExchange:
 
     # Barriers -------------------------------------------------------------------------
 
-    def _arrive(self, rank: int) -> Barrier | None:
+    def _arrive(self, rank: int) -> None:
         self._waiting.add(rank)
         if self._broken:
             self._release(-1)
+        elif self._done:
+            self._break(rank, f"rank {rank} waits for others, of which some have finalized MPI")
         elif len(self._waiting) == self._count:
             name, self._fences = f"pmi-{self._fences}", self._fences + 1
             puts, self._puts = self._puts, {}
-            return Barrier(name, puts)
-        return None
+            self._last = rank
+            self._said.append(MeetNodes(name, puts))
 
-    def met(self, merged: Mapping[str, bytes]) -> None:
+    def met(self, merged: Mapping[str, bytes]) -> list[PmiEffect]:
         """Releases the ranks of a barrier, with what all nodes have put."""
         self._store.update({key: value.decode("ascii") for key, value in merged.items()})
         self._release(-1 if self._broken else 0)
+        return self._go_on()
 
-    def not_met(self, name: str, why: object) -> None:
+    def not_met(self, name: str, why: object) -> list[PmiEffect]:
         """Releases the ranks of a barrier that cannot complete."""
         self._break(-1, f"the nodes did not meet in {name}: {why}")
+        return self._go_on()
+
+    def _go_on(self) -> list[PmiEffect]:
+        rank, self._last = self._last, None
+        if rank is not None:
+            self._act_on(rank)
+        return self._take()
 
     def _release(self, status: int) -> None:
         waiting, self._waiting = self._waiting, set()
-        for rank in waiting:
-            self._send(rank, f"cmd=barrier_out rc={status}\n".encode())
+        for rank in sorted(waiting):
+            self._reply(rank, f"cmd=barrier_out rc={status}")
 
     def _break(self, rank: int, reason: str) -> None:
-        """Reports a failure; ranks in a barrier that cannot complete are released."""
+        """Notes a failure; ranks in a barrier that cannot complete are released."""
         first = not self._broken
         self._broken = self._broken or reason
         self._release(-1)
         if first or rank >= 0:
-            self._on_abort(rank, reason)
+            self._said.append(NotePmi(rank, reason))
 
 
 def map_processes(nodes: Sequence[Sequence[int]]) -> str:
