@@ -20,6 +20,7 @@ nothing executed twice, nothing wrong and nothing leaked.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import math
 import random
@@ -258,6 +259,7 @@ def _carrier_of(session: Session) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    faulthandler.enable()  # a crash says where each thread was
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -237,7 +237,7 @@ def _find_lender() -> Any:
     is about to, in a function that holds the copy; a mark in the copy identifies it.
     """
     if collects_here():
-        return None
+        return None  # what a finalizer does is the thread's, as no mark can be set
     mark = object()
     token = set_variable(_mark, mark)
     try:

@@ -30,11 +30,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Collections(list[object]):
-    """Ends with what tells of a collection while that is in progress.
+    """Its last item is the collector's dictionary about the collection that is in progress, if any.
 
-    ``setattr`` with the phase of a collection and what tells of it calls one of these functions
-    in C, which nothing interrupts: what a signal handler raises in a callback of the collector
-    would be lost. The latter leaves the texts of a dictionary's keys.
+    The collector calls ``setattr`` with a phase and that dictionary, and so one of these setters.
+    All of them are functions in C, which nothing interrupts: what a signal handler raises in a
+    callback of the collector would be lost. The second one leaves only the dictionary's keys.
     """
 
     start = property(fset=cast("Any", list).append)

@@ -193,7 +193,7 @@ class NodeSession:
         workers: The ranks here, at least one.
         machines: The ranks of each machine of the session; several nodes may share one.
         kvsname: The key-value space of their MPI libraries, the same on all nodes.
-        start_limit_s: Seconds in which every rank must be ready.
+        start_limit_s: Seconds in which every rank must be ready once all have processes.
         open_limit_s: Seconds in which ranks that all open their communicator must have done so;
             0 for any time.
         lease_s: For how many seconds the session may be without an owner.
@@ -238,11 +238,6 @@ class NodeSession:
         return self.state in (NodeState.ENDING, NodeState.GONE)
 
     @property
-    def running(self) -> bool:
-        """Whether there is a process."""
-        return bool(self._running)
-
-    @property
     def unready(self) -> list[int]:
         """The ranks that have not been ready."""
         return [worker for worker in self._workers if worker not in self._assigned]
@@ -254,16 +249,15 @@ class NodeSession:
 
     # Starting -----------------------------------------------------------------------------
 
-    def start(self, now: float) -> list[Effect]:
+    def start(self) -> list[Effect]:
         """Asks for the first process."""
-        self._due[_Due.START] = now + self._start_limit_s
         return self._start_next()
 
     def _start_next(self) -> list[Effect]:
         self._asked += 1
         return [StartRank(self._workers[self._asked - 1])]
 
-    def started(self, worker: int) -> list[Effect]:
+    def started(self, worker: int, now: float) -> list[Effect]:
         """A rank has a process.
 
         Raises:
@@ -272,9 +266,10 @@ class NodeSession:
         self._answer(worker)
         self._running.add(worker)
         self._started += 1
-        told: list[Effect] = [AssignRank(worker)]
-        is_last = self._asked == len(self._workers)
-        return told + (self._serve_pmi() if is_last else self._start_next())
+        if self._asked < len(self._workers):
+            return [AssignRank(worker), *self._start_next()]
+        self._due[_Due.START] = now + self._start_limit_s
+        return [AssignRank(worker), *self._serve_pmi()]
 
     def not_started(self, worker: int) -> list[Effect]:
         """A rank got no process; no other one is started.

@@ -71,7 +71,7 @@ class ClosePmi:
 class MeetNodes:
     """Exchange what this node's ranks have put since the last time with all other nodes.
 
-    Then call ``met`` or ``not_met``. The name is the same on each node.
+    Then call ``pmi_met`` or ``pmi_not_met``. The name is the same on each node.
     """
 
     name: str

@@ -223,7 +223,7 @@ class Children:
     def _keep(self) -> None:
         """Runs the keeper's thread."""
         try:
-            self._apply(self.node.start(monotonic()))
+            self._apply(self.node.start())
             self._started.set()
             while self.node.state is not NodeState.GONE:
                 self._turn()
@@ -244,7 +244,7 @@ class Children:
             self._start_error, self._failed = error, True
             return self.node.not_started(worker)
         self._add(child)
-        return self.node.started(worker)
+        return self.node.started(worker, monotonic())
 
     def _add(self, child: RankChild) -> None:
         child.local_workers = self._count

@@ -186,7 +186,7 @@ class SessionDriver:
 
     async def run(self) -> None:
         """Starts the ranks; returns when nothing is left of the session here."""
-        self._apply(self.node.start(self._loop.time()))
+        self._apply(self.node.start())
         await self._gone.wait()
         await self._release()
 
@@ -271,7 +271,7 @@ class SessionDriver:
             self._not_started(worker, _RankEnd(_NO_PROCESS, (why,)))
         else:
             self._adopt(worker, handle)
-            self._apply(self.node.started(worker))
+            self._apply(self.node.started(worker, self._loop.time()))
 
     def _not_started(self, worker: int, end: _RankEnd) -> None:
         self._ends[worker] = end

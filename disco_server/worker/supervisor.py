@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
@@ -13,8 +13,6 @@ from disco_server.worker.inspector import NodeInspector
 from disco_server.worker.session_driver import NodeServices, SessionDriver, spawn
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from disco_server.observe.processes import RankMemory
     from disco_server.worker.array_streams import ArrayCarrier
     from disco_server.worker.counters import NodeCounters

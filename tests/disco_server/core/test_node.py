@@ -43,9 +43,9 @@ def session(workers, num_workers, **limits):
 def ready(count=2, num_workers=None, **limits):
     """A session that runs."""
     node = session(range(count), num_workers or count, **limits)
-    node.start(0.0)
+    node.start()
     for worker in range(count):
-        node.started(worker)
+        node.started(worker, 0.0)
     for worker in range(count):
         node.assigned(worker)
     return node
@@ -54,10 +54,10 @@ def ready(count=2, num_workers=None, **limits):
 def test_a_session_goes_from_its_start_to_its_end():
     """Processes start one after another; each is told once, and the owner when all are ready."""
     node = session((4, 5), 8, start_limit_s=START)
-    assert node.start(0.0) == [StartRank(4)]
-    assert node.started(4) == [AssignRank(4), StartRank(5)]
+    assert node.start() == [StartRank(4)]
+    assert node.started(4, 0.0) == [AssignRank(4), StartRank(5)]
     assert node.assigned(4) == []
-    assert node.started(5) == [AssignRank(5), ServePmi()]
+    assert node.started(5, 0.0) == [AssignRank(5), ServePmi()]
     assert node.unready == [5]
     assert not node.ready
     assert node.assigned(5) == [TellRanksReady()]
@@ -101,43 +101,46 @@ def test_whoever_is_in_a_hurry_need_not_wait_for_the_grace():
 def test_a_session_may_end_while_a_process_starts():
     """That one is not waited for, which may take long; nothing is left when the others are gone."""
     node = session((0, 1), 2)
-    node.start(0.0)
-    node.started(0)
+    node.start()
+    node.started(0, 0.0)
     assert node.end(1.0) == [CancelStart(1), SayGoodbye()]
     assert node.exited(0, 1.1) == [AllGone()]
     first = session((0, 1), 2)
-    first.start(0.0)
+    first.start()
     assert first.end(1.0) == [CancelStart(0), AllGone()]
 
 
 def test_a_rank_without_a_process_did_not_start():
     """The others are not tried; the session ends when its owner says so."""
     node = session((0, 1, 2), 3)
-    node.start(0.0)
-    node.started(0)
+    node.start()
+    node.started(0, 0.0)
     assert node.not_started(1) == [TellExit(1, at_start=True)]
     assert node.end(1.0) == [SayGoodbye()]
     assert node.exited(0, 1.5) == [AllGone()]
 
 
 def test_ranks_that_do_not_get_ready_are_ended():
-    """Those alone, with the reason."""
+    """Those alone, with the reason; however long it took until all had processes."""
     node = session((0, 1), 2, start_limit_s=START)
-    node.start(0.0)
-    node.started(0)
-    node.started(1)
+    node.start()
+    node.started(0, 100.0)
+    assert node.wake_at == math.inf
+    node.started(1, 200.0)
     node.assigned(0)
-    assert node.wake_at == START
-    assert node.time_passed(START) == [EndRank(1, "was ended because it was not ready within 60 s")]
-    assert node.exited(1, START + 1) == [TellExit(1, at_start=True)]
+    assert node.wake_at == 200.0 + START
+    assert node.time_passed(200.0 + START) == [
+        EndRank(1, "was ended because it was not ready within 60 s")
+    ]
+    assert node.exited(1, 201.0 + START) == [TellExit(1, at_start=True)]
 
 
 def test_a_session_of_which_a_rank_has_ended_does_not_get_ready():
     """Its owner is told of that alone."""
     node = session((0, 1), 2)
-    node.start(0.0)
-    node.started(0)
-    node.started(1)
+    node.start()
+    node.started(0, 0.0)
+    node.started(1, 0.0)
     node.assigned(0)
     assert node.exited(0, 1.0) == [TellExit(0, at_start=False)]
     assert node.assigned(1) == []
@@ -196,9 +199,9 @@ def test_a_world_that_mpi_cannot_describe_is_not_started():
     """The ranks end with the reason, which their owner is told."""
     ragged = [range(first, 400, 2) for first in (0, 1)]
     node = NodeSession((0, 2), ragged, "disco-test")
-    node.start(0.0)
-    node.started(0)
-    assign, *ends = node.started(2)
+    node.start()
+    node.started(0, 0.0)
+    assign, *ends = node.started(2, 0.0)
     assert assign == AssignRank(2)
     assert [end.worker for end in ends] == [0, 2]
     assert "give each node consecutive ranks" in ends[0].why
@@ -215,23 +218,23 @@ def test_without_an_owner_a_session_lives_for_its_lease():
     assert node.time_passed(5.0 + LEASE) == [EndOrphan()]
     assert ready(2).owner_lost(5.0) == [EndOrphan()]
     starting = session((0,), 1, lease_s=LEASE)
-    starting.start(0.0)
+    starting.start()
     assert starting.owner_lost(1.0) == [EndOrphan()]
 
 
 def test_what_cannot_be_is_refused():
     """A rank's own code may say anything; nothing changes."""
     node = session((0, 1), 2)
-    node.start(0.0)
+    node.start()
     for wrong in (
-        lambda: node.started(1),
+        lambda: node.started(1, 0.0),
         lambda: node.not_started(1),
         lambda: node.assigned(0),
         lambda: node.exited(0, 0.0),
     ):
         with pytest.raises(WrongEvent):
             wrong()
-    node.started(0)
+    node.started(0, 0.0)
     node.assigned(0)
     with pytest.raises(WrongEvent):
         node.assigned(0)
@@ -263,7 +266,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.together = []
         self.waits, self.closed, self.meeting, self.served = {}, set(), None, False
         self.told, self.asked_to_end, self.told_after_end = [], False, []
-        self.take(self.node.start(0.0))
+        self.take(self.node.start())
         if is_ready:  # else few examples would get there
             for _ in self.workers:
                 self.get_process(can=True)
@@ -331,7 +334,7 @@ class NodeMachine(RuleBasedStateMachine):
         worker, self.wanted = self.wanted, None
         if can:
             self.pids.add(worker)
-            self.take(self.node.started(worker))
+            self.take(self.node.started(worker, self.now))
         else:
             self.take(self.node.not_started(worker))
 
