@@ -259,7 +259,6 @@ def _carrier_of(session: Session) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    faulthandler.enable()  # a crash says where each thread was
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -295,4 +294,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a crash says where each thread was
     sys.exit(main())
