@@ -38,6 +38,7 @@ __all__ = [
     "KillRanks",
     "NodeSession",
     "NodeState",
+    "RankEnd",
     "SayGoodbye",
     "ServePmi",
     "StartRank",
@@ -55,6 +56,27 @@ _GRACE_S: Final = 0.5
 
 _KILLED_S: Final = 10.0
 """How long ranks that were killed may take to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank has ended.
+
+    Attributes:
+        status: Its exit status: a code, or a negative signal number.
+        output: The end of what it printed.
+        cause: Why, if more than its status is known.
+        follows: Whether it may have ended because another one did, whose end is told first.
+        lost_at: When it lost its communicator, in ns of a clock of this machine; 0 if it did
+            not. A rank records that before it ends, so before a peer can lose its own of
+            that; the order in which a loaded machine reports their ends says nothing.
+    """
+
+    status: int
+    output: tuple[str, ...] = ()
+    cause: str = ""
+    follows: bool = False
+    lost_at: int = 0
 
 
 # What a driver should do about something that happened.
@@ -117,9 +139,10 @@ class EndRank:
 
 @dataclass(frozen=True, slots=True)
 class TellExit:
-    """Tell the owner that a rank has ended, before it was ready or later."""
+    """Tell the owner that a rank has ended, and how: before it was ready or later."""
 
     worker: int
+    end: RankEnd
     at_start: bool
 
 
@@ -223,7 +246,7 @@ class NodeSession:
         self._asked = self._started = 0  # how many processes were asked for, and came
         self._running: set[int] = set()
         self._assigned: set[int] = set()
-        self._late: dict[int, float] = {}
+        self._late: dict[int, RankEnd] = {}
         self._due: dict[_Due, float] = {}
         self._killed = False
 
@@ -271,7 +294,7 @@ class NodeSession:
         self._due[_Due.START] = now + self._start_limit_s
         return [AssignRank(worker), *self._serve_pmi()]
 
-    def not_started(self, worker: int) -> list[Effect]:
+    def not_started(self, worker: int, end: RankEnd) -> list[Effect]:
         """A rank got no process; no other one is started.
 
         Raises:
@@ -279,7 +302,7 @@ class NodeSession:
         """
         self._answer(worker)
         self._asked -= 1
-        return [TellExit(worker, at_start=True)]
+        return [TellExit(worker, end, at_start=True)]
 
     def _answer(self, worker: int) -> None:
         if self._asked == self._started or self._workers[self._asked - 1] != worker:
@@ -328,6 +351,11 @@ class NodeSession:
         """A rank begins to open its communicator."""
         return [TellOpening(worker, self.opening.begins(worker))]
 
+    def all_open(self, attempt: int, now: float) -> list[Effect]:
+        """Every rank of the session has begun so many times, perhaps again: a time limit runs."""
+        self.opening.all_begin(attempt, now)
+        return []
+
     def hung(self, attempt: int, stopped: Collection[int]) -> list[Effect]:
         """Ends the ranks for which the others wait; see :class:`FindHung`.
 
@@ -342,18 +370,8 @@ class NodeSession:
 
     # Deaths ---------------------------------------------------------------------------------
 
-    def exited(
-        self, worker: int, now: float, *, follows: bool = False, lost_at: int = 0
-    ) -> list[Effect]:
+    def exited(self, worker: int, end: RankEnd, now: float) -> list[Effect]:
         """A rank's process has ended.
-
-        Args:
-            worker: The rank.
-            now: The time.
-            follows: Whether it may have ended because another one did, whose end is told first.
-            lost_at: When it lost its communicator, in ns of a clock of this machine; 0 if it did
-                not. A rank records that before it ends, so before a peer can lose its own of
-                that; the order in which a loaded machine reports their ends says nothing.
 
         Raises:
             WrongEvent: It has no process.
@@ -363,20 +381,21 @@ class NodeSession:
         self._running.discard(worker)
         if self.ending:
             return self._gone()
-        if not follows:
-            return [self._tell_exit(worker)]
-        self._late[worker] = lost_at or math.inf
+        if not end.follows:
+            return [self._tell_exit(worker, end)]
+        self._late[worker] = end
         self._due.setdefault(_Due.CAUSE, now + CAUSE_FIRST_S)
         # No rank is left whose end could be the cause.
         return self._tell_late() if self._is_whole_session and not self._running else []
 
-    def _tell_exit(self, worker: int) -> Effect:
-        return TellExit(worker, at_start=worker not in self._assigned)
+    def _tell_exit(self, worker: int, end: RankEnd) -> Effect:
+        return TellExit(worker, end, at_start=worker not in self._assigned)
 
     def _tell_late(self) -> list[Effect]:
         del self._due[_Due.CAUSE]
         late, self._late = self._late, {}
-        return [self._tell_exit(worker) for worker in sorted(late, key=late.__getitem__)]
+        first_lost = sorted(late, key=lambda worker: late[worker].lost_at or math.inf)
+        return [self._tell_exit(worker, late[worker]) for worker in first_lost]
 
     # Time -------------------------------------------------------------------------------------
 
@@ -416,9 +435,10 @@ class NodeSession:
         self._due[_Due.OWNER] = now + self._lease_s
         return []
 
-    def owner_back(self) -> None:
+    def owner_back(self) -> list[Effect]:
         """The owner is back."""
         self._due.pop(_Due.OWNER, None)
+        return []
 
     def end(self, now: float, *, grace: bool = True) -> list[Effect]:
         """Ends every rank: nothing more is told of them.

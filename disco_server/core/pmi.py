@@ -263,6 +263,9 @@ class PmiExchange:
             self._release(-1)
         elif self._done:
             self._break(rank, f"rank {rank} waits for others, of which some have finalized MPI")
+        elif len(self._waiting) == self._size:
+            self._puts = {}  # all ranks are here, which have the same store
+            self._release(0)
         elif len(self._waiting) == self._count:
             name, self._fences = f"pmi-{self._fences}", self._fences + 1
             puts, self._puts = self._puts, {}

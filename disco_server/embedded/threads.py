@@ -42,7 +42,7 @@ from disco_client.wire.reports import Inspection, RankReport, RankState, decode_
 from disco_client.wire.values import ArrayPorter, Device
 from disco_server.collectives.local import LocalWorld
 from disco_server.collectives.select import default_library, open_communicator
-from disco_server.embedded.processes import Sender
+from disco_server.embedded.sender import Sender
 from disco_server.modules.base import LoadRules
 from disco_server.observe.processes import (
     LastLines,

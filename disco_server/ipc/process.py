@@ -21,7 +21,9 @@ from disco_client.errors import describe_exit
 from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_client.wire.framing import FrameTooLong
+from disco_server.collectives.loss import may_follow_another
 from disco_server.collectives.mpich_memory import shortage
+from disco_server.core.node import RankEnd
 from disco_server.core.pmi import MAX_LINE
 from disco_server.ipc.framing import FrameReader, Unsent
 from disco_server.observe.processes import (
@@ -280,8 +282,18 @@ class RankProcess:
         self._cause = why
         self.kill()
 
-    def why_ended(self) -> str:
-        """Returns why it ended, if more than its status is known; called once, after its end."""
+    def how_ended(self) -> RankEnd:
+        """Returns how it has ended; called once."""
+        status = self.status or 0
+        return RankEnd(
+            status,
+            tuple(self.last_lines),
+            self._why_ended(),
+            follows=may_follow_another(status, self.memory),
+            lost_at=self.memory.lost_at(),
+        )
+
+    def _why_ended(self) -> str:
         if not self._cause and self.status == -signal.SIGKILL:
             self._cause = self._limits.explain()
         return self._cause or self.memory.read_cause() or self._lacked_shared_memory()

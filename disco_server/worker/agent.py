@@ -29,7 +29,7 @@ from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders, host_id
 from disco_server.worker.machine import MachineSampler
-from disco_server.worker.session_driver import NodeServices
+from disco_server.worker.services import NodeServices
 from disco_server.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:

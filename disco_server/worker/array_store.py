@@ -17,7 +17,7 @@ from disco_server.worker.array_streams import ArrayCarrier, receive_array, send_
 
 if TYPE_CHECKING:
     from disco_server.worker.pending_arrays import PendingArrays
-    from disco_server.worker.session_driver import SessionDriver
+    from disco_server.worker.session import WorkerSession
 
 __all__ = ["ArrayStore", "NotAdmitted"]
 
@@ -37,7 +37,7 @@ class ArrayStore:
 
     def __init__(
         self,
-        sessions: Mapping[int, SessionDriver],
+        sessions: Mapping[int, WorkerSession],
         carrier: ArrayCarrier,
         post: Callable[[bytes], object],
     ) -> None:
@@ -54,8 +54,8 @@ class ArrayStore:
         session = self._sessions.get(transfer.session)
         if (
             session is None
-            or session.node.ending
-            or transfer.worker not in session.ranks
+            or session.driver.node.ending
+            or transfer.worker not in session.driver.ranks
             or not hmac.compare_digest(session.start.transfer_key, transfer.transfer_key)
         ):
             msg = "no such worker, session or key on this node"
@@ -66,7 +66,7 @@ class ArrayStore:
         task.add_done_callback(session.tasks.discard)
         return session.arrays
 
-    async def fetch(self, session: SessionDriver, transfer: controller_pb2.Transfer) -> None:
+    async def fetch(self, session: WorkerSession, transfer: controller_pb2.Transfer) -> None:
         """Fetches an array that a client sends to the controller, and answers the client.
 
         If the array was here already, or was given up, there is only the answer. An answer
@@ -91,7 +91,7 @@ class ArrayStore:
             envelope(EnvelopeKind.FETCH, answer.SerializeToString(), session=session.session)
         )
 
-    async def push(self, session: SessionDriver, transfer: controller_pb2.Transfer) -> None:
+    async def push(self, session: WorkerSession, transfer: controller_pb2.Transfer) -> None:
         """Sends an array that a rank offers to the controller, for a client that asks for it."""
         if transfer.there:
             session.arrays.confirm(transfer)

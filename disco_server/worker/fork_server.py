@@ -27,7 +27,7 @@ from disco_server.worker.rank_handle import OutputPoller, RankHandle
 if TYPE_CHECKING:
     from disco_server.config import Account
 
-__all__ = ["CannotStart", "ForkServer", "Keeper"]
+__all__ = ["NO_PROCESS", "CannotStart", "ForkServer", "Keeper"]
 
 _logger = logger_of("disco.worker")
 _START_S = 60.0
@@ -303,7 +303,7 @@ class ForkServer:
                 await server.end()
             except ConnectionError:  # it has ended, and there will be another one
                 await asyncio.wait((server.exited,), timeout=_EXIT_S)
-        raise CannotStart("the process that forks ranks ended again and again", _NO_PROCESS)
+        raise CannotStart("the process that forks ranks ended again and again", NO_PROCESS)
 
     async def _fork_keeper(self, server: _ServerProcess, session: int) -> Keeper:
         assert self._poller is not None  # noqa: S101  (the server needed it)
@@ -329,7 +329,7 @@ class ForkServer:
         current = self._current
         if current is None or (current.done() and not self.pid):
             if self._closed:
-                raise CannotStart("the daemon ends", _NO_PROCESS)
+                raise CannotStart("the daemon ends", NO_PROCESS)
             current = self._current = asyncio.ensure_future(self._launch())
         return await asyncio.shield(current)
 
@@ -382,7 +382,7 @@ class ForkServer:
             os.close(output)
             if isinstance(error, OSError):
                 why = f"no process could be started: {error}"
-                raise CannotStart(why, _NO_PROCESS, [why]) from error
+                raise CannotStart(why, NO_PROCESS, [why]) from error
             raise
         finally:
             theirs.close()
@@ -450,7 +450,7 @@ class ForkServer:
             self._poller.close()
 
 
-_NO_PROCESS = 127
+NO_PROCESS = 127
 """The exit status of what could not even be started, as shells have it."""
 
 _ROOM = 12

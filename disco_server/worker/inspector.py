@@ -16,7 +16,7 @@ from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
 
 if TYPE_CHECKING:
-    from disco_server.worker.session_driver import SessionDriver
+    from disco_server.worker.session import WorkerSession
 
 __all__ = ["NodeInspector"]
 
@@ -53,12 +53,12 @@ class NodeInspector:
     """
 
     def __init__(
-        self, node: str, sessions: Mapping[int, SessionDriver], post: Callable[[bytes], object]
+        self, node: str, sessions: Mapping[int, WorkerSession], post: Callable[[bytes], object]
     ) -> None:
         self._node = node
         self._sessions = sessions
         self._post = post
-        self._leaving: dict[int, SessionDriver] = {}
+        self._leaving: dict[int, WorkerSession] = {}
         self._looked_at: list[int] = []
         self._ended: deque[_EndedSession] = deque()
 
@@ -100,8 +100,8 @@ class NodeInspector:
     async def _look_at_all(self) -> list[node_pb2.SessionGlance]:
         """What the ranks of every session do, by one look in one thread."""
         here = list(self._sessions.values())
-        received = [session.received for session in here]
-        counts = [len(session.ranks) for session in here]
+        received = [session.owner.received for session in here]
+        counts = [len(session.driver.ranks) for session in here]
         found = await self._inspect(here, stacks=False, flights=False)
         for report in found:
             report.ClearField("entered")  # the overview polls every second, and does not show that
@@ -117,7 +117,7 @@ class NodeInspector:
 
     async def _inspect(
         self,
-        sessions: Sequence[SessionDriver],
+        sessions: Sequence[WorkerSession],
         *,
         stacks: bool,
         flights: bool,
@@ -140,24 +140,24 @@ class NodeInspector:
 
     async def _add_holdings(
         self,
-        session: SessionDriver,
+        session: WorkerSession,
         asked: controller_pb2.HoldingsRequest,
         reports: Sequence[controller_pb2.RankReport],
     ) -> None:
         """Asks ranks what they hold, and adds their answers to the reports about them."""
 
         async def add(report: controller_pb2.RankReport) -> None:
-            handle = session.ranks[report.worker]
+            handle = session.driver.ranks[report.worker]
             held = await session.questions.ask(session.session, report.worker, handle, asked)
             if held is not None:
                 report.holdings.CopyFrom(held)
 
         await asyncio.gather(*map(add, reports))
 
-    def _subjects(self, session: SessionDriver) -> list[Subject]:
+    def _subjects(self, session: WorkerSession) -> list[Subject]:
         return [
             Subject(worker, self._node, h.pid, h.memory, ended=h.exited.done())
-            for worker, h in session.ranks.items()
+            for worker, h in session.driver.ranks.items()
         ]
 
     def _find_ended(self, name: str) -> _EndedSession | None:
@@ -175,7 +175,7 @@ class NodeInspector:
         ):
             self._ended.popleft()
 
-    async def keep(self, session: SessionDriver) -> None:
+    async def keep(self, session: WorkerSession) -> None:
         """Keeps what the ranks of a session did, which have all ended."""
         self._leaving[session.session] = session
         try:
@@ -183,7 +183,7 @@ class NodeInspector:
         finally:
             # Copies are large and live as long as what refers to the ranks, so there are none
             # unless somebody else looks at this moment.
-            for handle in session.ranks.values():
+            for handle in session.driver.ranks.values():
                 handle.memory.close(keep=session.session in self._looked_at)
             del self._leaving[session.session]
         start, until = session.start, monotonic() + KEPT_S
@@ -193,5 +193,5 @@ class NodeInspector:
         self._forget()
 
 
-def _is_called(session: SessionDriver, name: str) -> bool:
+def _is_called(session: WorkerSession, name: str) -> bool:
     return name in (session.start.session_name, f"{session.session:016x}")

@@ -29,9 +29,10 @@ def collect(supervisor: Supervisor) -> Iterator[Metric]:
     )
     ranks = 0
     for session in supervisor.sessions.values():
-        for slot, handle in zip(session.share.slots, session.ranks.values(), strict=False):
+        driver = session.driver
+        for slot, rank in zip(driver.share.slots, driver.ranks.values(), strict=False):
             ranks += 1
-            memory.add_metric([str(slot)], resident_bytes(handle.pid))
+            memory.add_metric([str(slot)], resident_bytes(rank.pid))
     yield GaugeMetricFamily("disco_ranks", "Rank processes of sessions.", ranks)
     yield memory
     yield CounterMetricFamily("disco_node_commands", "Commands that came.", counters.commands)

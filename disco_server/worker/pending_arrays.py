@@ -19,19 +19,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
-from disco_client.arrays.shared_memory import SharedPool
-from disco_client.descriptors import Descriptor
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
-from disco_server.ipc.arrays import IncomingArray, Offers, OutgoingArray
+from disco_server.ipc.arrays import IncomingArray, OutgoingArray
+from disco_server.ipc.rank_arrays import RankArrays, SendArray
+from disco_server.worker.tasks import end_task
 
 if TYPE_CHECKING:
     from disco_server.ipc.framing import FrameReader
 
-__all__ = ["PendingArrays", "SendArray", "end_task"]
+__all__ = ["PendingArrays"]
 
-
-_AGAIN_S = 0.5
 
 _REMEMBERED = 4096
 """How many uploads that are over are remembered; far more than are under way at a time."""
@@ -45,9 +43,6 @@ _Array = TypeVar("_Array", IncomingArray, OutgoingArray)
 
 _Key: TypeAlias = tuple[int, int]
 """Worker and ticket."""
-
-SendArray: TypeAlias = Callable[[EnvelopeKind, controller_pb2.Transfer, Descriptor | None], None]
-"""Tells the worker of a transfer about an array; a descriptor is closed once it is sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +79,7 @@ class _Pending(Generic[_Array]):
             self.timer = None
 
 
-class PendingArrays:
+class PendingArrays(RankArrays):
     """The uploads that are not whole yet, and the downloads that the client may not have yet.
 
     One task at a time fills or reads an array. Another one for the same array ends it:
@@ -101,14 +96,12 @@ class PendingArrays:
     def __init__(
         self, workers: Collection[int], send: SendArray, lease: float, max_bytes: int
     ) -> None:
+        super().__init__(send)
         self._workers = workers
-        self._send = send
         self._lease = lease
         self._max_bytes = max_bytes
-        self._memory = SharedPool()
         self._uploads: dict[_Key, _Pending[OutgoingArray]] = {}
         self._over: OrderedDict[_Key, None] = OrderedDict()
-        self._offers = Offers()
         self._downloads: dict[_Key, _Pending[IncomingArray]] = {}
 
     # Messages of ranks ----------------------------------------------------------------
@@ -122,14 +115,10 @@ class PendingArrays:
             reader: Holds the descriptors that came.
         """
         told = controller_pb2.Transfer.FromString(received.payload)
-        if received.kind == EnvelopeKind.ARRAY_BACK:
-            if not told.error:
-                self._memory.give(reader.fds.popleft())
-        elif received.kind == EnvelopeKind.ARRAY_OUT:
-            array = IncomingArray.received(reader.fds.popleft, told.nbytes, told.there, told.error)
-            self._offers.add(worker, told.ticket, array)
-        else:
-            self._offers.grow(worker, told.ticket, told.there, told.error)
+        if received.kind != EnvelopeKind.ARRAY_BACK:
+            self._note_offer(worker, received.kind, told, reader.fds.popleft)
+        elif not told.error:
+            self._memory.give(reader.fds.popleft())
 
     def rank_ended(self, worker: int) -> None:
         """Ends the waits for arrays that a rank was still copying when it ended."""
@@ -181,9 +170,7 @@ class PendingArrays:
             raise OSError(msg)
         upload = self._uploads.get(key)
         if upload is None:
-            fd = self._memory.take(transfer.nbytes)
-            array = OutgoingArray(fd, transfer.nbytes, partial(self._tell, transfer))
-            upload = self._uploads[key] = _Pending(array)
+            upload = self._uploads[key] = _Pending(self._outgoing(transfer))
         if upload.array.nbytes != transfer.nbytes:
             msg = (
                 f"expected an array of {upload.array.nbytes} bytes as before, got {transfer.nbytes}"
@@ -216,25 +203,6 @@ class PendingArrays:
         if upload is not None:
             upload.stop_timer()
             upload.array.fd.close()
-
-    def _tell(
-        self,
-        transfer: controller_pb2.Transfer,
-        there: int = 0,
-        fd: Descriptor | None = None,
-        *,
-        error: str = "",
-    ) -> None:
-        """Notifies a rank of how much of an array is there, or why the rest will not come."""
-        told = controller_pb2.Transfer(
-            ticket=transfer.ticket,
-            worker=transfer.worker,
-            nbytes=transfer.nbytes,
-            there=there,
-            error=error,
-            and_before=transfer.and_before,
-        )  # without the session's secret, which ranks must not know
-        self._send(EnvelopeKind.ARRAY_MORE if fd is None else EnvelopeKind.ARRAY_IN, told, fd)
 
     # Downloads ------------------------------------------------------------------------
 
@@ -284,8 +252,7 @@ class PendingArrays:
                 array = self._offers.take(*key)
             except KeyError:
                 return
-        if array.fd is not None:
-            self._send(EnvelopeKind.ARRAY_BACK, controller_pb2.Transfer(worker=key[0]), array.fd)
+        self._give_back(key[0], array)
 
     # Abandoned arrays, and the end ------------------------------------------------------
 
@@ -345,13 +312,3 @@ async def _end_holder(table: Mapping[_Key, _Pending[Any]], key: _Key) -> None:
     """Ends the task that fills or reads an array, so that another one may."""
     while (pending := table.get(key)) is not None and pending.holder is not None:
         await end_task(pending.holder)
-
-
-async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancels a task and waits for its end.
-
-    gRPC keeps a cancellation to itself now and then, so it is repeated.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=_AGAIN_S)

@@ -178,13 +178,8 @@ class RankHandle(RankProcess):
 
     # PMI ----------------------------------------------------------------------------
 
-    def serve_pmi(self, take: Callable[[bytes], None]) -> None:
-        """Gives away what the rank's MPI library says from now on; nothing where it left."""
-
-        def readable() -> None:
-            if (data := self.read_pmi()) is not None:
-                take(data)
-
+    def serve_pmi(self, readable: Callable[[], None]) -> None:
+        """Calls a function when the rank's MPI library has said something, from now on."""
         self._loop.add_reader(self.pmi, readable)
 
     def close_pmi(self) -> None:

@@ -61,7 +61,7 @@ class RankKeys:
         self._post, self._send = post, send
         self._counters = counters
         self._asked: dict[int, _KeyQuestion] = {}
-        self._fences: dict[str, tuple[bytes, asyncio.Future[node_pb2.FenceResult]]] = {}
+        self._fences: dict[str, bytes] = {}
 
     def ask(self, worker: int, raw: bytes, received: EncodedEnvelope) -> None:
         """Passes a rank's question about a key on; the rank does nothing else meanwhile.
@@ -87,13 +87,7 @@ class RankKeys:
         self._send(worker, frame(raw))
 
     def answered(self, raw: bytes, received: EncodedEnvelope) -> None:
-        """Takes the controller's answer; one to a question of before is none."""
-        if received.kind == EnvelopeKind.FENCED:
-            result = node_pb2.FenceResult.FromString(received.payload)
-            _, answer = self._fences.get(result.name, (b"", None))
-            if answer is not None and not answer.done():
-                answer.set_result(result)
-            return
+        """Takes the controller's answer about a key; one to a question of before is none."""
         worker = received.worker_plus_one - 1
         question = self._asked.get(worker)
         if question is None or question.number != received.first_seq:
@@ -103,33 +97,26 @@ class RankKeys:
         del self._asked[worker]
         self._send(worker, frame(raw))
 
-    async def fence(self, name: str, items: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Exchanges keys with the session's other nodes, over one connection or several.
-
-        Raises:
-            ConnectionError: Nobody will leave the fence.
-        """
+    def fence(self, name: str, items: Mapping[str, bytes]) -> None:
+        """Asks to exchange keys with the session's other nodes; see :meth:`fenced`."""
         index, nodes = self._place
         request = node_pb2.FenceRequest(
             name=name, participant=index, participants=nodes, items=items
         )
         raw = envelope(EnvelopeKind.FENCE, request.SerializeToString(), session=self._session)
-        answer: asyncio.Future[node_pb2.FenceResult] = asyncio.get_running_loop().create_future()
-        self._fences[name] = raw, answer
+        self._fences[name] = raw
         self._post(raw)
-        try:
-            result = await answer
-        finally:
-            del self._fences[name]
-        if result.error:
-            raise ConnectionError(result.error)
-        return result.items
+
+    def fenced(self, received: EncodedEnvelope) -> node_pb2.FenceResult | None:
+        """The controller's answer about a fence; None where that has been answered before."""
+        result = node_pb2.FenceResult.FromString(received.payload)
+        return result if self._fences.pop(result.name, None) is not None else None
 
     def resend(self) -> None:
         """Asks a controller that is connected again what has no answer."""
         for question in self._asked.values():
             self._post(question.raw)
-        for raw, _ in self._fences.values():
+        for raw in self._fences.values():
             self._post(raw)
 
     def close(self) -> None:

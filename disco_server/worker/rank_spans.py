@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from disco_client.pb import node_pb2
 from disco_client.telemetry import spans
+from disco_client.wire.codec import EnvelopeKind
 
 if TYPE_CHECKING:
     from disco_client.telemetry.base import Span
@@ -60,19 +61,14 @@ class RankSpans:
         """A rank has a process."""
         self._starting[worker].note({"process.pid": pid})
 
-    def started(self, worker: int, pid: int) -> None:
-        """A rank is ready for commands."""
-        self._starting[worker].end()
-        self._running[worker] = self._begin("disco.rank", worker, **{"process.pid": pid})
-
-    def opens(self, worker: int) -> None:
-        """A rank begins to open its communicator."""
-        if worker not in self._opening:
+    def says(self, worker: int, kind: int, pid: int) -> None:
+        """A rank has said of itself that it is ready, or how far its communicator is."""
+        if kind == EnvelopeKind.ASSIGNED:
+            self._starting[worker].end()
+            self._running[worker] = self._begin("disco.rank", worker, **{"process.pid": pid})
+        elif kind == EnvelopeKind.OPEN_CCL and worker not in self._opening:
             self._opening[worker] = self._begin("disco.ccl.open", worker)
-
-    def opened(self, worker: int) -> None:
-        """A rank has opened it, or could not."""
-        if (span := self._opening.pop(worker, None)) is not None:
+        elif kind == EnvelopeKind.CCL_OPENED and (span := self._opening.pop(worker, None)):
             span.end()
 
     def died(self, worker: int, how: str, seq: int | None, output: Iterable[str]) -> None:

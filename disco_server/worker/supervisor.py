@@ -10,7 +10,9 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind, envelope
 from disco_server.worker.array_store import ArrayStore
 from disco_server.worker.inspector import NodeInspector
-from disco_server.worker.session_driver import NodeServices, SessionDriver, spawn
+from disco_server.worker.services import NodeServices
+from disco_server.worker.session import WorkerSession
+from disco_server.worker.tasks import spawn
 
 if TYPE_CHECKING:
     from disco_server.observe.processes import RankMemory
@@ -37,7 +39,7 @@ class Supervisor:
     def __init__(self, services: NodeServices, carrier: ArrayCarrier) -> None:
         self._services = services
         self._post = services.post
-        self._sessions: dict[int, SessionDriver] = {}
+        self._sessions: dict[int, WorkerSession] = {}
         self.arrays = ArrayStore(self._sessions, carrier, services.post)
         self.counters: NodeCounters = services.counters
         self.begun, self.over = asyncio.Event(), asyncio.Event()
@@ -45,14 +47,14 @@ class Supervisor:
         self._inspector = NodeInspector(services.node, self._sessions, services.post)
 
     @property
-    def sessions(self) -> Mapping[int, SessionDriver]:
+    def sessions(self) -> Mapping[int, WorkerSession]:
         """The sessions here, by their ids."""
         return self._sessions
 
     def memories(self) -> Iterator[RankMemory]:
         """The memory into which each current rank records what it does."""
         for session in self._sessions.values():
-            for handle in session.ranks.values():
+            for handle in session.driver.ranks.values():
                 yield handle.memory
 
     def receive(self, raw: bytes, received: EncodedEnvelope) -> None:
@@ -75,12 +77,12 @@ class Supervisor:
 
     def _start(self, received: EncodedEnvelope) -> None:
         start = node_pb2.StartRanks.FromString(received.payload)
-        session = SessionDriver(received.session, start, self._services)
+        session = WorkerSession(received.session, start, self._services)
         self._sessions[received.session] = session
         self.begun.set()
         spawn(self._run(session), self._tasks)
 
-    async def _run(self, session: SessionDriver) -> None:
+    async def _run(self, session: WorkerSession) -> None:
         await session.run()
         self.counters.collectives.look(self.memories())  # the last of this session
         del self._sessions[session.session]
@@ -90,7 +92,8 @@ class Supervisor:
 
     def running(self) -> list[node_pb2.RunningSession]:
         """The sessions here, as a restarted controller must know them."""
-        return [session.describe() for session in self._sessions.values() if session.node.ready]
+        sessions = self._sessions.values()
+        return [session.describe() for session in sessions if session.driver.node.ready]
 
     def connected(self) -> None:
         """The node is registered again."""

@@ -20,6 +20,7 @@ from disco_server.core.node import (
     KillRanks,
     NodeSession,
     NodeState,
+    RankEnd,
     SayGoodbye,
     ServePmi,
     StartRank,
@@ -31,6 +32,8 @@ from disco_server.core.node import (
 from disco_server.core.pmi import ClosePmi, MeetNodes, SendPmi
 
 START, OPEN, LEASE = 60.0, 5.0, 20.0
+ENDED = RankEnd(7)
+FOLLOWED = RankEnd(7, follows=True)
 SELDOM = st.integers(0, 9).map(lambda drawn: drawn == 9)
 """So that sessions live for a while before they end."""
 
@@ -64,8 +67,8 @@ def test_a_session_goes_from_its_start_to_its_end():
     assert node.ready
     assert node.wake_at == math.inf
     assert node.end(10.0) == [SayGoodbye()]
-    assert node.exited(5, 10.1) == []
-    assert node.exited(4, 10.2) == [AllGone()]
+    assert node.exited(5, ENDED, 10.1) == []
+    assert node.exited(4, ENDED, 10.2) == [AllGone()]
     assert node.state is NodeState.GONE
     assert node.wake_at == math.inf
 
@@ -74,18 +77,18 @@ def test_ranks_that_do_not_leave_are_killed():
     """After a moment; and once more, with what keeps them, where they have not ended of it."""
     node = ready(3)
     assert node.end(10.0) == [SayGoodbye()]
-    assert node.exited(1, 10.1) == []
+    assert node.exited(1, ENDED, 10.1) == []
     assert node.time_passed(10.4) == []
     assert node.time_passed(node.wake_at) == [KillRanks((0, 2))]
     assert node.time_passed(node.wake_at) == [KillRanks((0, 2), again=True)]
     assert node.wake_at == math.inf
-    assert [node.exited(0, 30.0), node.exited(2, 31.0)] == [[], [AllGone()]]
+    assert [node.exited(0, ENDED, 30.0), node.exited(2, ENDED, 31.0)] == [[], [AllGone()]]
 
 
 def test_no_grace_is_given_where_a_rank_has_ended():
     """The others may wait for it inside their collective library."""
     node = ready()
-    assert node.exited(1, 5.0) == [TellExit(1, at_start=False)]
+    assert node.exited(1, ENDED, 5.0) == [TellExit(1, ENDED, at_start=False)]
     assert node.end(6.0) == [KillRanks((0,))]
 
 
@@ -104,7 +107,7 @@ def test_a_session_may_end_while_a_process_starts():
     node.start()
     node.started(0, 0.0)
     assert node.end(1.0) == [CancelStart(1), SayGoodbye()]
-    assert node.exited(0, 1.1) == [AllGone()]
+    assert node.exited(0, ENDED, 1.1) == [AllGone()]
     first = session((0, 1), 2)
     first.start()
     assert first.end(1.0) == [CancelStart(0), AllGone()]
@@ -115,9 +118,9 @@ def test_a_rank_without_a_process_did_not_start():
     node = session((0, 1, 2), 3)
     node.start()
     node.started(0, 0.0)
-    assert node.not_started(1) == [TellExit(1, at_start=True)]
+    assert node.not_started(1, ENDED) == [TellExit(1, ENDED, at_start=True)]
     assert node.end(1.0) == [SayGoodbye()]
-    assert node.exited(0, 1.5) == [AllGone()]
+    assert node.exited(0, ENDED, 1.5) == [AllGone()]
 
 
 def test_ranks_that_do_not_get_ready_are_ended():
@@ -132,7 +135,7 @@ def test_ranks_that_do_not_get_ready_are_ended():
     assert node.time_passed(200.0 + START) == [
         EndRank(1, "was ended because it was not ready within 60 s")
     ]
-    assert node.exited(1, 201.0 + START) == [TellExit(1, at_start=True)]
+    assert node.exited(1, ENDED, 201.0 + START) == [TellExit(1, ENDED, at_start=True)]
 
 
 def test_a_session_of_which_a_rank_has_ended_does_not_get_ready():
@@ -142,7 +145,7 @@ def test_a_session_of_which_a_rank_has_ended_does_not_get_ready():
     node.started(0, 0.0)
     node.started(1, 0.0)
     node.assigned(0)
-    assert node.exited(0, 1.0) == [TellExit(0, at_start=False)]
+    assert node.exited(0, ENDED, 1.0) == [TellExit(0, ENDED, at_start=False)]
     assert node.assigned(1) == []
     assert not node.ready
 
@@ -150,12 +153,12 @@ def test_a_session_of_which_a_rank_has_ended_does_not_get_ready():
 def test_an_end_that_may_follow_another_is_told_later():
     """Another machine's rank may be the cause, which ends the session before that."""
     node = ready(2, num_workers=4)
-    assert node.exited(1, 5.0, follows=True) == []
+    assert node.exited(1, FOLLOWED, 5.0) == []
     assert node.wake_at == 5.0 + CAUSE_FIRST_S
-    assert node.time_passed(5.0 + CAUSE_FIRST_S) == [TellExit(1, at_start=False)]
+    assert node.time_passed(5.0 + CAUSE_FIRST_S) == [TellExit(1, FOLLOWED, at_start=False)]
     other = ready(2, num_workers=4)
-    other.exited(1, 5.0, follows=True)
-    assert other.exited(0, 6.0) == [TellExit(0, at_start=False)]
+    other.exited(1, FOLLOWED, 5.0)
+    assert other.exited(0, ENDED, 6.0) == [TellExit(0, ENDED, at_start=False)]
     assert other.end(6.1) == [AllGone()]
     assert other.time_passed(9.0) == []
 
@@ -164,7 +167,7 @@ def test_of_those_that_may_follow_another_the_first_to_lose_its_peers_is_told_fi
     """Whatever the order in which their ends were seen; those without a record come last."""
     node = ready(4, num_workers=5)
     for worker, lost_at in ((3, 0), (0, 750), (2, 725), (1, 775)):
-        assert node.exited(worker, 8.0 + worker, follows=True, lost_at=lost_at) == []
+        assert node.exited(worker, RankEnd(7, follows=True, lost_at=lost_at), 8.0 + worker) == []
     told = node.time_passed(8.0 + 3 + CAUSE_FIRST_S)
     assert [effect.worker for effect in told] == [2, 0, 1, 3]
 
@@ -172,10 +175,11 @@ def test_of_those_that_may_follow_another_the_first_to_lose_its_peers_is_told_fi
 def test_where_no_rank_is_left_nothing_is_waited_for():
     """A session that is on this machine alone can have no other cause."""
     node = ready(2)
-    assert node.exited(0, 5.0, follows=True, lost_at=45) == []
-    assert node.exited(1, 5.1, follows=True, lost_at=44) == [
-        TellExit(1, at_start=False),
-        TellExit(0, at_start=False),
+    later, first = (RankEnd(7, follows=True, lost_at=at) for at in (45, 44))
+    assert node.exited(0, later, 5.0) == []
+    assert node.exited(1, first, 5.1) == [
+        TellExit(1, first, at_start=False),
+        TellExit(0, later, at_start=False),
     ]
 
 
@@ -228,9 +232,9 @@ def test_what_cannot_be_is_refused():
     node.start()
     for wrong in (
         lambda: node.started(1, 0.0),
-        lambda: node.not_started(1),
+        lambda: node.not_started(1, ENDED),
         lambda: node.assigned(0),
-        lambda: node.exited(0, 0.0),
+        lambda: node.exited(0, ENDED, 0.0),
     ):
         with pytest.raises(WrongEvent):
             wrong()
@@ -336,7 +340,7 @@ class NodeMachine(RuleBasedStateMachine):
             self.pids.add(worker)
             self.take(self.node.started(worker, self.now))
         else:
-            self.take(self.node.not_started(worker))
+            self.take(self.node.not_started(worker, ENDED))
 
     @precondition(lambda self: self.pids - self.said)
     @rule(data=st.data())
@@ -360,7 +364,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.waits.pop(worker, None)
         if self.served:
             self.take(self.node.pmi_said(worker, b""))
-        self.take(self.node.exited(worker, self.now, follows=follows, lost_at=lost))
+        self.take(self.node.exited(worker, RankEnd(7, follows=follows, lost_at=lost), self.now))
 
     def may_speak(self):
         """The ranks whose MPI libraries wait for no answer."""

@@ -223,7 +223,7 @@ async def hand_made(aborts: list[tuple[int, str]], fence=None, ranks: int = 2):
     pairs = [socket.socketpair() for _ in range(ranks)]
     server = PmiServer(
         ranks={rank: pair[0] for rank, pair in enumerate(pairs)},
-        nodes=[list(range(ranks))],
+        nodes=[list(range(ranks)), [ranks] if fence else []],
         kvsname="disco-test",
         fence=fence or Fences(1).of(0),
         on_abort=lambda rank, why: aborts.append((rank, why)),

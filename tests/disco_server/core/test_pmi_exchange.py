@@ -16,10 +16,10 @@ from disco_server.core.pmi import (
 
 
 class Conversation:
-    """An exchange of two ranks, and everything it said."""
+    """An exchange of two ranks, which have peers on another node by default."""
 
-    def __init__(self):
-        self.exchange = PmiExchange(ranks=(0, 1), nodes=[[0, 1]], kvsname="disco-test")
+    def __init__(self, nodes=((0, 1), (2, 3))):
+        self.exchange = PmiExchange(ranks=(0, 1), nodes=nodes, kvsname="disco-test")
 
     def hear(self, rank, text):
         return self.exchange.receive(rank, f"{text}\n".encode())
@@ -44,6 +44,17 @@ def test_a_barrier_frees_all_its_ranks_at_once(talk):
     assert talk.exchange.met({"a": b"one two", "b": b"far"}) == out(0)
     answer = b"cmd=get_result rc=0 msg=success value=far\n"
     assert talk.hear(1, "cmd=get key=b") == [SendPmi(1, answer)]
+
+
+def test_ranks_that_are_all_here_wait_for_no_other_node():
+    """What one has put another one gets after the barrier; also after the next one."""
+    alone = Conversation(nodes=[[0, 1]])
+    for key in ("a", "b"):
+        alone.hear(0, f"cmd=put kvsname=disco-test key={key} value={key}{key}")
+        assert alone.hear(1, "cmd=barrier_in") == []
+        assert alone.hear(0, "cmd=barrier_in") == out(0)
+        answer = f"cmd=get_result rc=0 msg=success value={key}{key}\n".encode()
+        assert alone.hear(1, f"cmd=get key={key}") == [SendPmi(1, answer)]
 
 
 def test_nodes_that_do_not_meet_free_the_ranks(talk):

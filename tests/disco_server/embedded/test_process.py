@@ -308,7 +308,7 @@ def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
     """They fill its socket otherwise: then it reads nothing more, and each wait takes longer."""
     with disco_client.ProcessSession(1) as session:
         transport: Any = session._core.transport
-        (child,) = transport._children.ranks
+        (child,) = transport._children.ranks.values()
         most = 0
         for _ in range(3000):
             session.sync_worker(0)
@@ -324,7 +324,7 @@ def test_a_wait_for_room_in_the_middle_of_a_delivery_is_refused(monkeypatch):
         nap = session.get_global_func("time.sleep")
         session.sync_all()
         transport: Any = session._core.transport
-        (child,) = transport._children.ranks
+        (child,) = transport._children.ranks.values()
         send, made, refused = child.send, [], []
 
         def issue(*args):

@@ -9,7 +9,7 @@ from disco_client.command_log import CommandLog
 from disco_client.transport.base import Events
 from disco_client.wire.codec import Action
 from disco_client.wire.limits import WINDOW_COMMANDS
-from disco_server.embedded.processes import Sender
+from disco_server.embedded.sender import Sender
 
 
 def events_of(log):

@@ -16,9 +16,8 @@ def test_a_client_that_knows_the_secret_is_admitted():
     """And ends with the session; nobody else is, nor where the session ends or is not here."""
     session = SimpleNamespace(
         start=SimpleNamespace(transfer_key=b"key"),
-        ranks={0: None},
+        driver=SimpleNamespace(ranks={0: None}, node=NodeSession((0,), [(0,)], "k")),
         tasks=set(),
-        node=NodeSession((0,), [(0,)], "k"),
         arrays=object(),
     )
     store = ArrayStore({5: session}, None, None)
@@ -34,7 +33,7 @@ def test_a_client_that_knows_the_secret_is_admitted():
         ):
             with pytest.raises(NotAdmitted, match="no such worker, session or key on this node"):
                 store.admit(refused)
-        session.node.end(0.0)
+        session.driver.node.end(0.0)
         with pytest.raises(NotAdmitted):
             store.admit(encode_head(5, b"key", 1, 8))
 

@@ -23,7 +23,8 @@ from disco_server.worker import inspector
 from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders
 from disco_server.worker.fork_server import ForkServer
-from disco_server.worker.session_driver import NodeServices, SessionDriver
+from disco_server.worker.services import NodeServices
+from disco_server.worker.session import WorkerSession
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def ended_session(number):
         post=lambda _raw, **_options: True,
         counters=NodeCounters(),
     )
-    return SessionDriver(number, start, services)
+    return WorkerSession(number, start, services)
 
 
 def remembered(ended, monkeypatch, **limits):
@@ -128,7 +129,7 @@ def test_no_copy_of_what_ranks_recorded_outlives_the_report():
         memory = RankMemory()
         exited = asyncio.get_running_loop().create_future()
         exited.set_result(0)
-        session.ranks[0] = SimpleNamespace(pid=0, memory=memory, exited=exited)
+        session.driver.ranks[0] = SimpleNamespace(pid=0, memory=memory, exited=exited)
         await node.keep(session)
         (ended,) = node._ended
         return len(memory.read()[0]), len(zlib.decompress(ended.reports[0].flight))

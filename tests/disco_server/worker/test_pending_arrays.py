@@ -11,8 +11,9 @@ from disco_client.arrays.shared_memory import allocate
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
 from disco_server.ipc.framing import FrameReader
-from disco_server.worker import pending_arrays
-from disco_server.worker.pending_arrays import PendingArrays, end_task
+from disco_server.worker import pending_arrays, tasks
+from disco_server.worker.pending_arrays import PendingArrays
+from disco_server.worker.tasks import end_task
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
 
@@ -318,7 +319,7 @@ def test_the_end_lets_go_of_everything():
 
 def test_a_task_is_ended_also_if_it_keeps_a_cancellation_to_itself(monkeypatch):
     """It is asked again and again; one that is over is left alone."""
-    monkeypatch.setattr(pending_arrays, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(tasks, "_AGAIN_S", 0.01)
     asked = []
 
     async def stubborn():

@@ -1,0 +1,80 @@
+"""Delivers a session's commands, from whichever thread is free."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from disco_client.locks import make_lock
+from disco_client.reentry import owned
+from disco_client.threads import start_thread
+from disco_client.transport.base import Events, OutgoingBatch
+
+__all__ = ["Sender"]
+
+
+class Sender:
+    """Takes batches from a session's log and delivers them in order.
+
+    A thread that waits for an answer calls :meth:`flush` itself; a thread of the sender
+    does it for calls that no thread waits for. Where an exception interrupts a delivery, the
+    next one repeats it.
+
+    Args:
+        events: The session's.
+        deliver: Takes a batch, and the worker that is waited for, which should get it
+            first; must not block. Workers drop one that they have had.
+        lock: A reentrant lock that is held meanwhile; by default one of its own.
+
+    Attributes:
+        delivered: The newest command that was delivered.
+        entered: Says whether the calling thread is in the middle of a delivery.
+
+    Raises:
+        ThreadRefused: The system starts no thread for it.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        deliver: Callable[[OutgoingBatch, int], None],
+        lock: threading.RLock | None = None,
+    ) -> None:
+        self._take = events.take_batch
+        self._left = events.left
+        self._nudge = events.nudge
+        self._await = events.await_commands
+        self._deliver = deliver
+        self._lock = make_lock() if lock is None else lock
+        self.entered: Callable[[], bool] = owned(self._lock)
+        self.delivered = 0
+        self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
+        start_thread(self._thread, serves=True)
+
+    def flush(self, first: int = 0, *, kills: bool = False) -> None:
+        """Delivers everything that was issued.
+
+        Args:
+            first: The worker that should get it first.
+            kills: Whether to say which registers are free where no command does.
+        """
+        if self.entered():  # by a handler or a finalizer in the middle of a delivery
+            self._nudge()
+            return
+        with self._lock:
+            self._flush(first, kills)
+
+    def _flush(self, first: int, kills: bool) -> None:
+        while (batch := self._take(kills)) is not None:
+            self._deliver(batch, first)
+            self.delivered = batch.last_seq
+            self._left(batch.last_seq)
+
+    def _run(self) -> None:
+        while self._await():
+            self.flush(kills=True)
+
+    def join(self, timeout: float) -> None:
+        """Waits until everything was delivered; the log has been closed before."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
