@@ -1,7 +1,7 @@
 """The session's log: numbers commands, batches them, forgets them when executed.
 
-One lock guards the log. Three kinds of threads use it: threads of the program that
-issue commands, the transport's sender thread that takes encoded batches, and
+One lock guards the log, and what its owner keeps beside it. Three kinds of threads use it: threads
+of the program that issue commands, the transport's sender thread that takes encoded batches, and
 the transport's reader thread that brings acknowledgements.
 
 A thread of the program may be entered again at any bytecode, by a signal handler or by a
@@ -476,6 +476,7 @@ class CommandLog:
         num_workers: How many workers acknowledge.
         first_seq: The number of the first command.
         window: How many commands may be under way.
+        lock: A reentrant lock that guards the log; its owner may guard more with it.
 
     Attributes:
         window: As above.
@@ -540,11 +541,12 @@ class CommandLog:
         num_workers: int,
         first_seq: int = 1,
         window: int = WINDOW_COMMANDS,
+        lock: threading.RLock | None = None,
     ) -> None:
         self._session = session
         self.window: int = window
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
-        self._lock = make_lock()
+        self._lock = make_lock() if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self._for_turn: deque[Callable[[], object]] = deque()  # called when there may be room
         self._ids = RegisterIds()
@@ -1269,9 +1271,12 @@ class CommandLog:
         self.wake_callers()
         self._wake.put(True)
 
-    def disown(self, why: SessionError) -> None:
-        """Refuses everything in a forked child, even if a thread of the parent held the lock."""
-        self._lock = make_lock()
+    def disown(self, why: SessionError, lock: threading.RLock) -> None:
+        """Refuses everything in a forked child, where another lock guards it.
+
+        A thread of the parent may have held the former one.
+        """
+        self._lock = lock
         self.entered = owned(self._lock)
         self._for_turn = deque()
         self._wake = SimpleQueue()

@@ -20,6 +20,7 @@ from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_
 from disco_client.arrays.host_tensor import with_tensors
 from disco_client.arrays.transfer import Downloads, Uploads
 from disco_client.command_log import CommandLog, StepLines
+from disco_client.conversation import Conversation
 from disco_client.copies import Handle, copy_fields
 from disco_client.diagnosis import look_at
 from disco_client.errors import (
@@ -35,6 +36,7 @@ from disco_client.errors import (
 )
 from disco_client.forks import disown_in_children, leak, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
+from disco_client.locks import make_lock
 from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
@@ -45,14 +47,12 @@ from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.threads import is_helper
 from disco_client.transport.base import (
-    Events,
     ForeignTransport,
     Interrupted,
     Live,
     Transport,
     Welcome,
 )
-from disco_client.transport.sent_log import SentLog
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import (
     Action,
@@ -633,8 +633,9 @@ class SessionCore:
         span = span or spans.begin("disco.session")
         lines = StepLines()
         # What the transport's threads call must not keep the session alive.
-        log, inbox = _start(transport, log_sink or drop_logs, lines.explain, hang_report, span)
-        core = cls(log, inbox, transport, num_groups=num_groups, span=span, step_lines=lines)
+        made = _converse(transport, log_sink or drop_logs, lines.explain, hang_report, span)
+        log = made.log
+        core = cls(log, made.inbox, transport, num_groups=num_groups, span=span, step_lines=lines)
         name = transport.welcome.name
         core._finalizer = weakref.finalize(
             core, _close, log, transport, name, span, (core.background, core.callbacks)
@@ -1303,8 +1304,9 @@ class SessionCore:
         self.carrier = self.transport
         self.background.disown()
         self.callbacks.disown()
-        self.log.disown(why)
-        self.inbox.disown(why)
+        lock = make_lock()
+        self.log.disown(why, lock)
+        self.inbox.disown(why, lock)
         self.recorders = {}
         transport.disown()
 
@@ -1388,39 +1390,28 @@ def _everything(command: EncodedCommand) -> int:
     return 0
 
 
-def _start(
+def _converse(
     transport: Transport,
     sink: LogSink,
     explain: Callable[[RemoteFailure], RemoteFailure],
     hang_report: float | None,
     span: Span,
-) -> tuple[CommandLog, Inbox]:
-    """Makes log and inbox of a session and starts its transport with them."""
+) -> Conversation:
+    """Makes the client's end of a session, and starts its transport with it."""
     after = read_hang_report(hang_report)
     welcome = transport.welcome
-    log = CommandLog(welcome.session, len(welcome.ranks), welcome.first_seq, welcome.window)
-    inbox = Inbox(
-        log.acknowledge,
-        lambda: log.acked,
-        log.origin,
-        lambda: current_scope(log),
-        explain,
-        welcome.first_seq,
-    )
-    log.on_expect = inbox.expect
 
-    def describe() -> tuple[str, str, bool]:
-        found = look_at(transport, log)
-        return str(found), found.verdict, found.goes_on
-
-    log.long_waits = inbox.long_waits = LongWaits(after, describe)
-
-    def lost(error: SessionError) -> None:
-        log.close(error, drop=True)
-        inbox.lose(error)
+    def on_lost(error: SessionError) -> None:
         if not isinstance(error, SessionClosed):
             span.fail(error)
 
+    made = Conversation(welcome, explain=explain, print_lines=in_background(sink), on_lost=on_lost)
+
+    def describe() -> tuple[str, str, bool]:
+        found = look_at(transport, made.log)
+        return str(found), found.verdict, found.goes_on
+
+    made.log.long_waits = made.inbox.long_waits = LongWaits(after, describe)
     span.note(
         {
             "disco.session.id": f"{welcome.session:016x}",
@@ -1429,46 +1420,12 @@ def _start(
             "disco.nodes": sorted({rank.node for rank in welcome.ranks}),
         }
     )
-    # A thread that waits may send and receive by itself.
-    log.pump = inbox.pump = transport.pump
-    log.in_transport = lambda: is_helper() or transport.entered
-    inbox.decline = transport.decline
-    sent = SentLog(
-        welcome.session,
-        log.take_batch,
-        log.left,
-        lambda: log.acked,
-        window=welcome.window,
-        on_held=log.nudge_on_progress,
-    )
-    log.is_held = sent.is_held
-    events = Events(
-        await_commands=log.await_commands,
-        nudge=log.nudge,
-        acked=lambda: log.acked,
-        take_batch=log.take_batch,
-        left=log.left,
-        reply=inbox.receive,
-        live=inbox.receive_live,
-        acknowledge=log.acknowledge,
-        log=in_background(sink),
-        lost=lost,
-        send=sent.send,
-        sent=sent.sent,
-        resend=sent.rewind,
-        reopen=inbox.reopen,
-        is_open=inbox.is_open,
-        unattended=lambda: inbox.unattended,
-        mark=log.mark,
-        issued=lambda: log.last_seq,
-    )
     try:
-        transport.start(events)
-    except BaseException:  # there is no thread, or Ctrl-C was pressed
-        log.close(SessionClosed(f"session {welcome.name!r} did not begin"), drop=True)
+        made.start(transport)
+    except BaseException:
         transport.close(_CLOSE_TIMEOUT_S)
         raise
-    return log, inbox
+    return made
 
 
 def _close(

@@ -328,6 +328,7 @@ class Inbox:
         explain: Adds to a failure inside a program where the client captured it.
         first_seq: The number of its first command; those before are of a program that
             has left the session, and so are their failures.
+        lock: A reentrant lock that guards it; its owner may guard more with it.
 
     Attributes:
         pump: Lets the waiting thread send and receive by itself, if set.
@@ -347,6 +348,7 @@ class Inbox:
         here: Callable[[], Scope] = lambda: NO_SCOPE,
         explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
         first_seq: int = 1,
+        lock: threading.RLock | None = None,
     ) -> None:
         self._first_seq = first_seq
         self._acknowledge = acknowledge
@@ -355,7 +357,7 @@ class Inbox:
         self._here = here
         self._opener = here()
         self._explain = explain
-        self._lock = make_lock()
+        self._lock = make_lock() if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self._answers: dict[int, Answer] = {}
         self._failed: OrderedDict[int, _FailedCommand] = OrderedDict()
@@ -382,8 +384,6 @@ class Inbox:
 
     def expect(self, seq: int, answers: int) -> None:
         """Prepares for the replies to a command that is about to be sent."""
-        # Without the lock: the log's is held, for which a signal handler may wait in a thread
-        # that has this one.
         answer = Answer(answers)
         self._answers[seq] = answer
         if self._lost is not None:
@@ -411,21 +411,20 @@ class Inbox:
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
         failure, kind = decode_failure(reply.failure)
         failure = name_source(self._explain(failure))
-        # Of several workers that report the same command, the first one has it looked up.
-        origin = None if failure.seq in self._failed else self._origin(failure.seq)
         with self._lock:
-            failed = self._remember(failure.seq, origin)
+            failed = self._remember(failure.seq)
             failure = replace(failure, issued_at=failed.issued_at)
             if reply.seq not in self._answers:
                 self._note(reply.seq, failed, (failure, kind))
                 return
         self._complete(reply.seq, worker, None, (failure, kind))
 
-    def _remember(self, seq: int, origin: tuple[IssuedAt, Scope] | None) -> _FailedCommand:
+    def _remember(self, seq: int) -> _FailedCommand:
         """What is known of a command that failed; the lock is held."""
         failed = self._failed.get(seq)
         if failed is None:
-            failed = self._failed[seq] = _FailedCommand(seq, *(origin or (None, NO_SCOPE)))
+            issued_at, scope = self._origin(seq) or (None, NO_SCOPE)
+            failed = self._failed[seq] = _FailedCommand(seq, issued_at, scope)
             if len(self._failed) > _REMEMBERED:
                 self._failed.popitem(last=False)
         return failed
@@ -526,10 +525,13 @@ class Inbox:
                 answer.missing = 0
                 answer.open()
 
-    def disown(self, why: SessionError) -> None:
-        """Ends every wait in a forked child, even if a thread of the parent held the lock."""
-        self._lock = make_lock()
-        self.entered: Callable[[], bool] = owned(self._lock)
+    def disown(self, why: SessionError, lock: threading.RLock) -> None:
+        """Ends every wait in a forked child, where another lock guards it.
+
+        A thread of the parent may have held the former one.
+        """
+        self._lock = lock
+        self.entered = owned(lock)
         self._some_unattended = Event()
         self.decline = lambda _arrays: None
         self.told = True  # leaving is no wait, and the errors of workers are the parent's
@@ -606,19 +608,16 @@ class Inbox:
             told: Whether its caller learns of the failure by another error, so that no
                 later wait raises the worker's report.
         """
-        known = self._answers.get(seq)
-        unread = known is not None and (told or known.failures)
-        origin = self._origin(seq) if unread else None  # takes the lock of the log
         with self._lock:
             expected = self._answers.pop(seq, None)
             self._unattended.pop(seq, None)
             if expected is not None and expected.missing:
                 expected.open()  # a thread may wait for what another one takes back
             if told and expected is not None:
-                self._remember(seq, origin).seen = True
+                self._remember(seq).seen = True
             elif expected is not None:
                 for failure, kind in expected.failures:  # that no call has raised
-                    failed = self._remember(failure.seq, origin)
+                    failed = self._remember(failure.seq)
                     self._note(seq, failed, (failure, kind))
         if expected is not None and expected.values:
             self._discard(expected.values)

@@ -22,7 +22,7 @@ from disco_client.reentry import Condition, owned
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.base import (
-    Events,
+    ClientEnd,
     Expiry,
     Interrupted,
     OutgoingBatch,
@@ -88,7 +88,7 @@ class Incarnation:
         owner: The owner.
         number: Which one it is, from 0.
         transport: The transport to them.
-        events: The session's own.
+        client: The session's own end.
         changed: Its lock guards this object; notified when workers make progress.
     """
 
@@ -97,7 +97,7 @@ class Incarnation:
         owner: Owner,
         number: int,
         transport: Transport,
-        events: Events,
+        client: ClientEnd,
         changed: threading.Condition,
     ) -> None:
         self.number = number
@@ -106,8 +106,8 @@ class Incarnation:
         self.target = 0
         self.sent: SentLog = SentLog(
             transport.welcome.session,
-            self._take,
-            events.left,
+            self.next_batch,
+            client.batch_left,
             lambda: self.acked,
             owner.retain,
             changed,
@@ -118,7 +118,7 @@ class Incarnation:
         self.error: SessionError | None = None
         self.on_complete: Callable[[], None] | None = None
         self._owner = owner
-        self._events = events
+        self._client = client
         self._changed = changed
 
     @property
@@ -135,43 +135,33 @@ class Incarnation:
         """Whether a worker, or all of them, have executed everything up to a command."""
         return (self.acked if worker is None else self.done.each[worker]) >= seq
 
-    def events(self) -> Events:
-        """What its transport is started with."""
-        own = self._events
-        forward: Callable[..., Any] = self._if_current(own.log)
-        return Events(
-            await_commands=self._await_commands,
-            nudge=self._nudge,
-            acked=lambda: self.acked,
-            take_batch=self._take,
-            left=own.left,
-            send=self._send,
-            sent=self._sent,
-            resend=self.sent.rewind,
-            reply=self._reply,
-            live=own.live,
-            acknowledge=own.acknowledge,
-            log=forward,
-            lost=lambda error: self._owner.lost(self, error),
-            issued=own.issued,
-        )
+    # As the transport sees it -------------------------------------------------------------
 
-    def _if_current(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any) -> None:
-            if self.error is None:
-                call(*args)
+    @property
+    def issued(self) -> int:
+        """The newest command of the program."""
+        return self._client.issued
 
-        return forward
+    @property
+    def unattended(self) -> bool:
+        """False: its transport has threads of its own."""
+        return False
 
-    def _nudge(self) -> None:
-        self._events.nudge()
+    def mark(self) -> None:
+        """Issues a command that workers acknowledge."""
+        self._client.mark()
+
+    def nudge(self) -> None:
+        """Wakes the threads that wait for something to send."""
+        self._client.nudge()
         if self.holding or self.sent.holds:
             with self._changed:
                 self._changed.notify_all()
 
     # Sending --------------------------------------------------------------------------
 
-    def _await_commands(self) -> bool:
+    def await_commands(self) -> bool:
+        """Waits until there may be something to send; False once there never will be."""
         if self.error is not None:
             return False  # only the farewell is still sent
         if self.sent.holds:
@@ -184,35 +174,71 @@ class Incarnation:
                 if self.holding and not self.sent.num_unsent:
                     self._changed.wait(_INCARNATION_LOOK_S)
             return True
-        return self._events.await_commands()
+        return self._client.await_commands()
 
-    def _send(self) -> bytes | None:
+    def next_envelope(self) -> bytes | None:
+        """Returns the next envelope to send, the same until it has left, or None."""
         with self._changed:
             if self.error is not None:
                 return None
             return self.sent.send()
 
-    def _sent(self) -> None:
+    def envelope_left(self) -> None:
+        """Notes that this envelope is on its way."""
         with self._changed:
             self.sent.sent()
             if self.holding:
                 self._changed.notify_all()
 
-    def _take(self, kills: bool) -> OutgoingBatch | None:
+    def rewind(self, seq: int, worker: int | None = None) -> None:
+        """Sends everything beyond a command again, to the node of a worker, or to all."""
+        self.sent.rewind(seq, worker)
+
+    def batch_left(self, seq: int) -> None:
+        """Notes that a batch of the program is on its way."""
+        self._client.batch_left(seq)
+
+    def next_batch(self, kills: bool) -> OutgoingBatch | None:
         """Returns the program's next commands, once the replay is over; the lock is held."""
         return None if self.holding else self._owner.take(self, kills)
 
     # Receiving ------------------------------------------------------------------------
 
-    def _reply(self, worker: int, reply: EncodedReply) -> None:
+    def reply(self, worker: int, reply: EncodedReply) -> None:
+        """Takes a reply of a worker."""
         if self.number and reply.WhichOneof("outcome") == "value":
             self._retag(reply.value)
         if reply.ack > self.done.each[worker]:
             self._note(worker, reply.ack)
         if reply.HasField("failure") and not self._owner.is_news(worker, reply):
-            self._events.acknowledge(worker, reply.ack)
+            self._client.acknowledge(worker, reply.ack)
             return
-        self._events.reply(worker, reply)
+        self._client.reply(worker, reply)
+
+    def live(self, worker: int, seq: int, value: Any) -> None:
+        """Takes an answer that is an object of this process."""
+        self._client.live(worker, seq, value)
+
+    def acknowledge(self, worker: int, seq: int) -> None:
+        """Notes that a worker has executed everything up to a command."""
+        self._client.acknowledge(worker, seq)
+
+    def printed(self, worker: int, node: str, is_error: bool, lines: list[str]) -> None:
+        """Takes what a worker has printed, unless others have taken its place."""
+        if self.error is None:
+            self._client.printed(worker, node, is_error, lines)
+
+    def is_open(self, seq: int) -> bool:
+        """Whether the answer to a command is still awaited."""
+        return self._client.is_open(seq)
+
+    def reopen(self) -> None:
+        """Prepares for other workers to answer once more what is still awaited."""
+        self._client.reopen()
+
+    def lost(self, error: SessionError) -> None:
+        """Takes the error that ended the session of these workers."""
+        self._owner.lost(self, error)
 
     def _note(self, worker: int, ack: int) -> None:
         if self.done.note(worker, ack):
@@ -316,17 +342,17 @@ class Recovering(ABC):
         """When a limit of the controller's will end the present session."""
         return self._transport.expiry
 
-    def start(self, events: Events) -> None:
-        """Starts sending what ``events`` yields and delivering what arrives."""
-        self._events = events
+    def start(self, client: ClientEnd) -> None:
+        """Starts sending what ``client`` yields and delivering what arrives."""
+        self._client = client
         self._begin(self._transport)
 
     def _begin(self, transport: Transport) -> Incarnation:
         with self._lock:
             number = 0 if transport is self._transport else self._incarnation.number + 1
-            incarnation = Incarnation(self, number, transport, self._events, self._changed)
+            incarnation = Incarnation(self, number, transport, self._client, self._changed)
             self._incarnation, self._transport = incarnation, transport
-        transport.start(incarnation.events())
+        transport.start(incarnation)
         return incarnation
 
     # How a session goes on ----------------------------------------------------------------
@@ -359,7 +385,7 @@ class Recovering(ABC):
 
     def take(self, incarnation: Incarnation, kills: bool) -> OutgoingBatch | None:
         """Returns the program's next commands; the lock is held."""
-        return self._events.take_batch(kills) if incarnation is self._incarnation else None
+        return self._client.next_batch(kills) if incarnation is self._incarnation else None
 
     @abstractmethod
     def retain(self, batch: SentBatch) -> None:
@@ -412,7 +438,7 @@ class Recovering(ABC):
 
     def lost(self, incarnation: Incarnation, error: SessionError) -> None:
         """Called when an incarnation is over; requests other workers, or the session is lost."""
-        self._events.reopen()
+        self._client.reopen()
         with self._changed:
             incarnation.error = error
             incarnation.sent.retain_all()
@@ -441,8 +467,8 @@ class Recovering(ABC):
             self._recovering = False
             self._ended = error
             self._end_incarnation(error)
-        self._events.lost(error)
-        self._events.nudge()
+        self._client.lost(error)
+        self._client.nudge()
 
     def _end_incarnation(self, why: SessionError) -> None:
         """Ends the use of the present workers, also while they are prepared; the lock is held."""

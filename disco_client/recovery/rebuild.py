@@ -269,7 +269,7 @@ class Rebuilding(Recovering):
             self._changed.notify_all()
             if incarnation.error is not None:
                 admission.interrupt(incarnation.error)
-        self._events.nudge()
+        self._client.nudge()
         if abandoned.live:
             why = (
                 "the reference is of before the session's workers were replaced, because"

@@ -34,7 +34,7 @@ from disco_client.recovery.journal import (
     split_at_waits,
 )
 from disco_client.telemetry.base import NO_SPAN, Span
-from disco_client.transport.base import Events, Transport
+from disco_client.transport.base import ClientEnd, Transport
 from disco_client.transport.sent_log import SentBatch
 from disco_client.wire.codec import EncodedCommand, EncodedReply
 
@@ -75,7 +75,7 @@ class Replayer:
     Args:
         incarnation: Of the new workers.
         journal: What the former workers had been sent; it may grow meanwhile.
-        events: The session's.
+        client: The session's.
         failures: What failed so far.
         changed: Its lock guards all of these.
     """
@@ -84,13 +84,13 @@ class Replayer:
         self,
         incarnation: Incarnation,
         journal: Journal,
-        events: Events,
+        client: ClientEnd,
         failures: KnownFailures,
         changed: threading.Condition,
     ) -> None:
         self._incarnation = incarnation
         self._journal = journal
-        self._events = events
+        self._client = client
         self._failures = failures
         self._changed = changed
         self._last = 0
@@ -121,8 +121,8 @@ class Replayer:
                 self._send(segment)
                 at += 1
             self._bring(late)
-        self._events.mark()
-        self._events.nudge()
+        self._client.mark()
+        self._client.nudge()
         return None
 
     def _end(self) -> SessionError | None:
@@ -139,7 +139,7 @@ class Replayer:
     def _send(self, segment: Segment) -> None:
         """Sends some commands, and the arrays that belong to them, at the workers' pace."""
         incarnation = self._incarnation
-        for piece in split_at_waits(segment, self._events.is_open):
+        for piece in split_at_waits(segment, self._client.is_open):
             with self._changed:
                 incarnation.sent.add(piece.encode())
                 self._last = piece.last
@@ -343,11 +343,11 @@ class Replaying(Recovering):
                 failures.why_dead = failures.why_dead or reply.failure.message
                 self._changed.notify_all()
             return False
-        if reply.seq not in (0, reply.failure.seq) and not self._events.is_open(reply.seq):
+        if reply.seq not in (0, reply.failure.seq) and not self._client.is_open(reply.seq):
             return True  # a command that was skipped, which is not reported by itself
         told = key in failures.told
         failures.told.add(key)
-        return not told or self._events.is_open(reply.seq)
+        return not told or self._client.is_open(reply.seq)
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:
         """Sends an array's bytes to a worker; returns when they may be changed."""
@@ -407,7 +407,7 @@ class Replaying(Recovering):
         self, incarnation: Incarnation, first: SessionLost, began: float
     ) -> SessionError | None:
         count = self._count()
-        replayer = Replayer(incarnation, self._journal, self._events, self._failures, self._changed)
+        replayer = Replayer(incarnation, self._journal, self._client, self._failures, self._changed)
         found = replayer.run(partial(self._go_on, incarnation, first, count, began))
         if found is None:
             incarnation.tell_complete()  # in case its workers are done already

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ArrayEndpoint",
     "Bound",
+    "ClientEnd",
     "EndpointLost",
-    "Events",
     "Expiry",
     "ForeignTransport",
     "Interrupted",
@@ -190,55 +190,94 @@ class Live:
         self.value: Any = value
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
-    """Callbacks of a transport; each may be called from a thread of its own.
+class ClientEnd(Protocol):
+    """The client's end of a session, as its transport sees it; for any thread."""
 
-    Attributes:
-        await_commands: Blocks until there may be something for ``take_batch``;
-            False ends the sending.
-        nudge: Wakes a thread that blocks in ``await_commands``.
-        acked: Returns the newest command that every worker has executed.
-        issued: Returns the newest command of all.
-        take_batch: Gets whether freed registers alone are reason enough; returns
-            what to send now, or None; the same until ``left``. See ``CommandLog``.
-        left: Gets the number of the last command of a batch that is on its way.
-        reply: Gets (worker, reply), which it may change.
-        send: Returns the next envelope to send, the same until ``sent``, or None, and keeps
-            it until it is executed: ``take_batch`` for connections that may lose it. See
-            ``SentLog``.
-        sent: Notes that this envelope is on its way.
-        resend: Gets (seq, worker): everything beyond a command is to be sent again, to the
-            node of that worker, or to all for None.
-        live: Gets (worker, seq, value): the answer of a worker that shares memory
-            with the client, with everything up to it executed.
-        acknowledge: Gets (worker, seq): everything up to it is executed there.
-        log: Gets (worker, node, to standard error, lines).
-        lost: Gets the error that ended the session, once.
-        reopen: Everything that is still awaited will be answered once more.
-        is_open: Whether the answer to a command is still awaited.
-        unattended: Whether an answer is awaited for which no thread waits.
-        mark: Issues a command that workers acknowledge.
-    """
+    def await_commands(self) -> bool:
+        """Blocks until there may be a batch or an envelope to send; False ends the sending."""
+        ...
 
-    await_commands: Callable[[], bool]
-    nudge: Callable[[], None]
-    acked: Callable[[], int]
-    take_batch: Callable[[bool], OutgoingBatch | None]
-    left: Callable[[int], None]
-    reply: Callable[[int, EncodedReply], None]
-    live: Callable[[int, int, Any], None]
-    acknowledge: Callable[[int, int], None]
-    log: Callable[[int, str, bool, list[str]], None]
-    lost: Callable[[SessionError], None]
-    send: Callable[[], bytes | None] = lambda: None
-    sent: Callable[[], None] = lambda: None
-    resend: Callable[[int, int | None], None] = lambda _seq, _worker: None
-    reopen: Callable[[], None] = lambda: None
-    is_open: Callable[[int], bool] = lambda _seq: False
-    unattended: Callable[[], bool] = lambda: False
-    mark: Callable[[], object] = lambda: None
-    issued: Callable[[], int] = lambda: 0
+    def nudge(self) -> None:
+        """Wakes a thread that blocks in :meth:`await_commands`."""
+        ...
+
+    def mark(self) -> None:
+        """Issues a command that workers acknowledge."""
+        ...
+
+    def next_batch(self, kills: bool) -> OutgoingBatch | None:
+        """Returns what to send now, the same until it has left, or None.
+
+        Args:
+            kills: Whether freed registers alone are reason enough.
+        """
+        ...
+
+    def batch_left(self, seq: int) -> None:
+        """Notes that the batch is on its way whose last command this is."""
+        ...
+
+    def next_envelope(self) -> bytes | None:
+        """Returns the next envelope to send, the same until it has left, or None.
+
+        It is kept until it is executed: this is :meth:`next_batch` for connections that may
+        lose it.
+        """
+        ...
+
+    def envelope_left(self) -> None:
+        """Notes that this envelope is on its way."""
+        ...
+
+    def rewind(self, seq: int, worker: int | None = None) -> None:
+        """Sends everything beyond a command again, to the node of a worker, or to all."""
+        ...
+
+    @property
+    def issued(self) -> int:
+        """The newest command of all."""
+        ...
+
+    @property
+    def acked(self) -> int:
+        """The newest command that every worker has executed."""
+        ...
+
+    def reply(self, worker: int, reply: EncodedReply) -> None:
+        """Takes a reply of a worker, and may change it."""
+        ...
+
+    def live(self, worker: int, seq: int, value: Any) -> None:
+        """Takes the answer of a worker that shares memory with the client.
+
+        Everything up to it is executed there.
+        """
+        ...
+
+    def acknowledge(self, worker: int, seq: int) -> None:
+        """Notes that a worker has executed everything up to a command."""
+        ...
+
+    def printed(self, worker: int, node: str, is_error: bool, lines: list[str]) -> None:
+        """Takes what a worker has printed."""
+        ...
+
+    @property
+    def unattended(self) -> bool:
+        """Whether an answer is awaited for which no thread waits."""
+        ...
+
+    def is_open(self, seq: int) -> bool:
+        """Whether the answer to a command is still awaited."""
+        ...
+
+    def reopen(self) -> None:
+        """Notes that everything that is still awaited will be answered once more."""
+        ...
+
+    def lost(self, error: SessionError) -> None:
+        """Takes the error that ended the session, once."""
+        ...
 
 
 class Pump(Protocol):
@@ -361,8 +400,8 @@ class Transport(Protocol):
         """When a limit of the controller's will end the session; None if none will soon."""
         ...
 
-    def start(self, events: Events) -> None:
-        """Starts sending what ``events`` yields and delivering what arrives."""
+    def start(self, client: ClientEnd) -> None:
+        """Starts sending what the client has and delivering what arrives."""
         ...
 
     def upload(self, ticket: int, worker: int, data: memoryview) -> None:

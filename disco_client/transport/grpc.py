@@ -28,7 +28,7 @@ from disco_client.telemetry import spans
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.base import (
-    Events,
+    ClientEnd,
     Expiry,
     QueuePosition,
     RankPlace,
@@ -95,7 +95,7 @@ class Outgoing:
         self._lock = make_lock()
         self._changed = Condition(self._lock)
         self.entered: Callable[[], bool] = owned(self._lock)
-        self._events: Events | None = None
+        self._client: ClientEnd | None = None
         self._held = True
         self._turn = 0
         self._said: deque[bytes] = deque()
@@ -119,18 +119,18 @@ class Outgoing:
             self._parted = False
             self._said.clear()
             self._changed.notify_all()
-        if self._events is not None:
-            self._events.nudge()
+        if self._client is not None:
+            self._client.nudge()
         return self._turn
 
-    def start(self, events: Events, farewell: bytes) -> None:
+    def start(self, client: ClientEnd, farewell: bytes) -> None:
         """Starts sending commands.
 
         Args:
-            events: The source of the commands.
+            client: The source of the commands.
             farewell: The envelope to send after the last of them.
         """
-        self._events, self._farewell = events, farewell
+        self._client, self._farewell = client, farewell
         self.release()
 
     def part_with(self, farewell: bytes) -> None:
@@ -142,16 +142,16 @@ class Outgoing:
         with self._lock:
             self._said.append(raw)
             self._changed.notify_all()
-        if self._events is not None:
-            self._events.nudge()
+        if self._client is not None:
+            self._client.nudge()
 
     def release(self) -> None:
         """Sends the commands that were held back."""
         with self._changed:
             self._held = False
             self._changed.notify_all()
-        if self._events is not None:
-            self._events.nudge()
+        if self._client is not None:
+            self._client.nudge()
 
     def rewind(self, seq: int, worker: int | None = None) -> None:
         """Sends every batch again that goes beyond a command, as far as it is still kept.
@@ -160,9 +160,9 @@ class Outgoing:
             seq: The command.
             worker: The worker whose node alone lacks them; None for all nodes.
         """
-        if self._events is not None:
-            self._events.resend(seq, worker)
-            self._events.nudge()
+        if self._client is not None:
+            self._client.rewind(seq, worker)
+            self._client.nudge()
 
     def end(self) -> None:
         """Lets the iterator of the present stream end; idempotent."""
@@ -170,8 +170,8 @@ class Outgoing:
 
     def nudge(self) -> None:
         """Wakes the thread that waits for commands."""
-        if self._events is not None:
-            self._events.nudge()
+        if self._client is not None:
+            self._client.nudge()
 
     def await_some(self, turn: int) -> bool:
         """Waits until there may be something to take; False once a stream gets nothing more."""
@@ -179,9 +179,9 @@ class Outgoing:
             self._changed.wait_for(lambda: turn != self._turn or self._said or not self._held)
             if turn != self._turn:
                 return False
-            if self._said or self._events is None:
+            if self._said or self._client is None:
                 return True
-        if self._events.await_commands():
+        if self._client.await_commands():
             return True
         with self._changed:
             if turn != self._turn or self._parted:
@@ -197,7 +197,7 @@ class Outgoing:
                 return None
             if self._said:
                 return self._said[0]
-            return None if self._held or self._events is None else self._events.send()
+            return None if self._held or self._client is None else self._client.next_envelope()
 
     def left(self, turn: int, raw: bytes) -> None:
         """Notes that an envelope that was taken is on its way."""
@@ -206,8 +206,8 @@ class Outgoing:
                 return
             if self._said and self._said[0] is raw:
                 self._said.popleft()
-            elif self._events is not None:
-                self._events.sent()
+            elif self._client is not None:
+                self._client.envelope_left()
 
 
 class OutgoingTurn:
@@ -370,7 +370,7 @@ class SessionStream:
         # At once, as the session would be lost where there is no descriptor for it later.
         self._reader = SharedReader(self._take_in) if hasattr(select, "epoll") else None
         self._source: PolledStream | None = None
-        self._events: Events | None = None
+        self._client: ClientEnd | None = None
         self._outcome: _Outcome | None = None
         self._runner = 0
         # Counts only time with checks: what arrived while no thread ran is not read yet.
@@ -386,8 +386,6 @@ class SessionStream:
         self._low = 0
         self._leaving = Event()
         self._ready = controller_pb2.SessionReady()
-        self._issued: Callable[[], int] = lambda: 0
-        self._acked: Callable[[], int] = lambda: 0
         self._given_up_lock = make_lock()
         self._given_up: list[tuple[int, controller_pb2.Transfer]] = []
         self.draining: tuple[str, ...] = ()
@@ -523,21 +521,21 @@ class SessionStream:
 
     # Receiving -------------------------------------------------------------------------
 
-    def run(self, events: Events) -> errors.SessionError:
+    def run(self, client: ClientEnd) -> errors.SessionError:
         """Sends and delivers until the session is over; says how it ended."""
         session = self._ready.session
         self._runner = threading.get_ident()
-        self._issued, self._acked = events.issued, events.acked
+        self._client = client
         if self._reader is not None:
-            self._reader.unattended = events.unattended
-        self._out.start(events, envelope(EnvelopeKind.CLOSE, session=session))
+            self._reader.unattended = lambda: client.unattended
+        self._out.start(client, envelope(EnvelopeKind.CLOSE, session=session))
         while True:
             self._heard = self._clock()
             self.connected = True
             while self._early:
-                self._receive(self._early.popleft(), events)
+                self._receive(self._early.popleft(), client)
             try:
-                ended = self._read_to_end(events)
+                ended = self._read_to_end(client)
                 why = f"the controller at {self._address} ended the stream"
             except StreamBroken as broke:
                 ended, why = None, self._broken(broke)
@@ -547,17 +545,17 @@ class SessionStream:
             if ended is not None or self._leaving.is_set():
                 return ended or errors.SessionClosed(f"session {self._ready.name!r} was shut down")
 
-    def _read_to_end(self, events: Events) -> errors.SessionError | None:
+    def _read_to_end(self, client: ClientEnd) -> errors.SessionError | None:
         """Reads one stream to its end; returns the session's end if it came."""
         source = self._streams[-1].polled
         if self._reader is None or source is None:
             return next(
-                filter(None, (self._receive(each, events) for each in self._incoming)), None
+                filter(None, (self._receive(each, client) for each in self._incoming)), None
             )
         while self._arrived:
-            if (ended := self._receive(self._arrived.popleft(), events)) is not None:
+            if (ended := self._receive(self._arrived.popleft(), client)) is not None:
                 return ended
-        self._outcome, self._events, self._source = None, events, source
+        self._outcome, self._source = None, source
         self._reader.replies.register(source.fileno(), READABLE)
         self._reader.read()  # what came before it was registered
         while (outcome := self._outcome) is None:
@@ -570,15 +568,15 @@ class SessionStream:
 
     def _take_in(self, _ready: list[tuple[int, int]]) -> None:
         """Handles what has come; one thread at a time calls it, maybe one of the program."""
-        source, events = self._source, self._events
-        if source is None or events is None:
+        source, client = self._source, self._client
+        if source is None or client is None:
             return
         outcome = None
         try:
             goes_on = source.receive()
             while source.arrived:  # also what a thread that was interrupted has left
                 for _, each in envelopes_in(source.arrived[0]):
-                    if (ended := self._receive(each, events)) is not None:
+                    if (ended := self._receive(each, client)) is not None:
                         outcome = _Outcome(ended)
                 source.arrived.popleft()
             if not goes_on:
@@ -596,20 +594,20 @@ class SessionStream:
                 self._reader.replies.unregister(source.fileno())
             self._reader.wake()
 
-    def _receive(self, received: EncodedEnvelope, events: Events) -> errors.SessionError | None:
+    def _receive(self, received: EncodedEnvelope, client: ClientEnd) -> errors.SessionError | None:
         """Handles a message; returns the session's end if this is it."""
         self._heard = self._clock()
         kind = received.kind
         if kind == EnvelopeKind.REPLY:
             worker = received.worker_plus_one - 1
             if self._is_next(received):
-                events.reply(worker, EncodedReply.FromString(received.payload))
+                client.reply(worker, EncodedReply.FromString(received.payload))
                 # Only now, as the reply is handled again where an exception comes before.
                 self._numbers[worker] = received.first_seq
                 self._asked = self._heard
                 self._confirm(worker, len(received.payload))
         elif kind == EnvelopeKind.LOG:
-            self._printed(controller_pb2.LogLines.FromString(received.payload), events)
+            self._printed(controller_pb2.LogLines.FromString(received.payload), client)
         elif kind == EnvelopeKind.CORDON:
             self._note_draining(received)
         elif kind == EnvelopeKind.HAVE:
@@ -640,10 +638,10 @@ class SessionStream:
             known = dict.fromkeys(node for node in known if node not in nodes)
         self.draining = tuple(known)
 
-    def _printed(self, said: controller_pb2.LogLines, events: Events) -> None:
+    def _printed(self, said: controller_pb2.LogLines, client: ClientEnd) -> None:
         lines = self._lines.receive(said.worker, said.first, said.lines)
         if lines:
-            events.log(said.worker, said.node, said.stderr, lines)
+            client.printed(said.worker, said.node, said.stderr, lines)
 
     def _is_next(self, received: envelope_pb2.Envelope) -> bool:
         """Whether a reply is the next one; if not, requests the missing ones."""
@@ -694,7 +692,7 @@ class SessionStream:
             why: The reason for the workers.
         """
         error = f"the upload was broken off: {why}" if why else "the upload was broken off"
-        issued = self._issued()
+        issued = self._client.issued if self._client is not None else 0
         with self._given_up_lock:
             self._given_up += [
                 (issued, controller_pb2.Transfer(ticket=t, worker=w, error=error[:_MAX_WHY]))
@@ -709,9 +707,9 @@ class SessionStream:
 
     def _still_given_up(self) -> list[controller_pb2.Transfer]:
         """Those that a worker may not know of yet; the others are past their commands."""
-        if not self._given_up:
+        if not self._given_up or self._client is None:
             return []
-        acked = self._acked()
+        acked = self._client.acked
         with self._given_up_lock:
             # A report is acknowledged with the commands that wait for its arrays.
             self._given_up = [each for each in self._given_up if each[0] > acked]
@@ -927,7 +925,7 @@ class GrpcTransport:
         self._ended = Event()
         self._error: errors.SessionError | None = None
         self._reader: threading.Thread | None = None
-        self._unread: Events | None = None
+        self._unread: ClientEnd | None = None
         try:
             await_controller(self._line, connect_timeout)
         except BaseException:
@@ -1086,25 +1084,25 @@ class GrpcTransport:
         """Sends what was issued, and waits up to ``seconds`` for a lock to be free."""
         return self._stream.wait(waiter, seconds)
 
-    def start(self, events: Events) -> None:
-        """Starts sending what ``events`` yields and delivering what arrives."""
+    def start(self, client: ClientEnd) -> None:
+        """Starts sending what ``client`` yields and delivering what arrives."""
         reader = threading.Thread(
-            target=self._read, args=(events,), name="disco-replies", daemon=True
+            target=self._read, args=(client,), name="disco-replies", daemon=True
         )
-        self._unread = events
+        self._unread = client
         start_thread(reader, serves=True)
         self._reader, self._unread = reader, None
 
-    def _read(self, events: Events) -> None:
+    def _read(self, client: ClientEnd) -> None:
         error: errors.SessionError
         try:
-            error = self._stream.run(events)
+            error = self._stream.run(client)
         except Exception as broke:
             _logger.exception("the reader of session %s failed", self._welcome.name)
             error = errors.ControllerLost(f"the session's reader failed: {broke!r}")
         self._error = error
         self._ended.set()
-        events.lost(error)
+        client.lost(error)
         self._stream.cancel()
         self._stream.close()
         # Wakes threads that wait for a daemon; they would not learn of the end otherwise.

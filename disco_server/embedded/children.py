@@ -8,7 +8,6 @@ their replies while no thread of the program waits for one.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -33,7 +33,7 @@ from disco_client.reentry import is_of_system
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.threads import limits
-from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.base import Bound, ClientEnd, OutgoingBatch, RankPlace, Welcome
 from disco_client.transport.progress import Progress
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
@@ -173,7 +173,7 @@ class ProcessTransport(Bound):
         self._name = f"processes-{next(_numbers)}"
         self._num_workers, self._num_groups, self._ccl = num_workers, num_groups, ccl
         self._entrypoint = entrypoint
-        self._events: Events | None = None
+        self._client: ClientEnd | None = None
         self._sender: Sender | None = None
         self._error: SessionError | None = None
         self._state_lock = make_lock()
@@ -260,18 +260,18 @@ class ProcessTransport(Bound):
         """None: its only node is this process."""
         return ()
 
-    def start(self, events: Events) -> None:
+    def start(self, client: ClientEnd) -> None:
         """Begins to send what is issued and to deliver what is received."""
-        self._children.frames.attend_to(events.unattended)
+        self._children.frames.attend_to(lambda: client.unattended)
         with self._state_lock:
-            self._events = events
+            self._client = client
             early, self._early = self._early, []
             error = self._error
         for worker, is_error, lines in early:
-            events.log(worker, NODE, is_error, lines)
+            client.printed(worker, NODE, is_error, lines)
         if error is not None:
-            events.lost(error)
-        self._sender = Sender(events, self._deliver, self._children.order)
+            client.lost(error)
+        self._sender = Sender(client, self._deliver, self._children.order)
 
     # Commands and replies -----------------------------------------------------------------
 
@@ -317,8 +317,8 @@ class ProcessTransport(Bound):
         """Whether a rank shows that it has executed a command; its reply would say no more."""
         if not child.shows(seq):
             return False
-        if self._events is not None:
-            self._events.acknowledge(child.worker, seq)
+        if self._client is not None:
+            self._client.acknowledge(child.worker, seq)
         return True
 
     def flush(self) -> None:
@@ -339,15 +339,15 @@ class ProcessTransport(Bound):
 
     def take(self, child: RankChild, raw: bytes) -> Descriptors | None:
         """Handles a frame of a rank; see :class:`FrameTaker`."""
-        events, seq = self._events, progress_in(raw)
+        client, seq = self._client, progress_in(raw)
         if seq is not None:
-            if events is not None:
-                events.acknowledge(child.worker, seq)
+            if client is not None:
+                client.acknowledge(child.worker, seq)
             child.executed(seq)
             return None
         received = EncodedEnvelope.FromString(raw)
-        if received.kind == EnvelopeKind.REPLY and events is not None:
-            events.reply(child.worker, EncodedReply.FromString(received.payload))
+        if received.kind == EnvelopeKind.REPLY and client is not None:
+            client.reply(child.worker, EncodedReply.FromString(received.payload))
             return None
         return self._arrays.receive(child, raw, received) if received.kind in FROM_RANKS else ()
 
@@ -387,19 +387,19 @@ class ProcessTransport(Bound):
     def output(self, worker: int, is_error: bool, lines: list[str]) -> None:
         """Handles what a rank has printed."""
         with self._state_lock:
-            events = self._events
-            if events is None:
+            client = self._client
+            if client is None:
                 self._early.append((worker, is_error, lines))
-        if events is not None:
-            events.log(worker, NODE, is_error, lines)
+        if client is not None:
+            client.printed(worker, NODE, is_error, lines)
 
     def ended(self, error: SessionError) -> None:
         """Handles the error that ended the session."""
         with self._state_lock:
             self._error = self._error or error
-            events = self._events
-        if events is not None:
-            events.lost(error)
+            client = self._client
+        if client is not None:
+            client.lost(error)
         else:
             self.ready()
         self._arrays.end()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_client.threads import start_thread
-from disco_client.transport.base import Events, OutgoingBatch
+from disco_client.transport.base import ClientEnd, OutgoingBatch
 
 __all__ = ["Sender"]
 
@@ -21,7 +21,7 @@ class Sender:
     next one repeats it.
 
     Args:
-        events: The session's.
+        client: The client's end of the session.
         deliver: Takes a batch, and the worker that is waited for, which should get it
             first; must not block. Workers drop one that they have had.
         lock: A reentrant lock that is held meanwhile; by default one of its own.
@@ -36,14 +36,11 @@ class Sender:
 
     def __init__(
         self,
-        events: Events,
+        client: ClientEnd,
         deliver: Callable[[OutgoingBatch, int], None],
         lock: threading.RLock | None = None,
     ) -> None:
-        self._take = events.take_batch
-        self._left = events.left
-        self._nudge = events.nudge
-        self._await = events.await_commands
+        self._client = client
         self._deliver = deliver
         self._lock = make_lock() if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
@@ -59,19 +56,19 @@ class Sender:
             kills: Whether to say which registers are free where no command does.
         """
         if self.entered():  # by a handler or a finalizer in the middle of a delivery
-            self._nudge()
+            self._client.nudge()
             return
         with self._lock:
             self._flush(first, kills)
 
     def _flush(self, first: int, kills: bool) -> None:
-        while (batch := self._take(kills)) is not None:
+        while (batch := self._client.next_batch(kills)) is not None:
             self._deliver(batch, first)
             self.delivered = batch.last_seq
-            self._left(batch.last_seq)
+            self._client.batch_left(batch.last_seq)
 
     def _run(self) -> None:
-        while self._await():
+        while self._client.await_commands():
             self.flush(kills=True)
 
     def join(self, timeout: float) -> None:

@@ -35,7 +35,7 @@ from disco_client.reentry import Condition
 from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.threads import start_thread
-from disco_client.transport.base import Bound, Events, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.base import Bound, ClientEnd, OutgoingBatch, RankPlace, Welcome
 from disco_client.uncollected import frames_of
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
@@ -363,7 +363,7 @@ class RankThread(ArrayPorter):
 
     Args:
         worker: The rank.
-        events: Where answers and output go.
+        client: Where answers and output go.
         on_death: Called when the thread ended by itself, which ends the session.
 
     Attributes:
@@ -371,9 +371,9 @@ class RankThread(ArrayPorter):
         thread: The rank's own.
     """
 
-    def __init__(self, worker: Worker, events: Events, on_death: OnDeath) -> None:
+    def __init__(self, worker: Worker, client: ClientEnd, on_death: OnDeath) -> None:
         self._worker = worker
-        self._events = events
+        self._client = client
         self._on_death = on_death
         self._inbox: deque[_Given] = deque()
         self._arrivals: SimpleQueue[None] = SimpleQueue()
@@ -433,7 +433,7 @@ class RankThread(ArrayPorter):
                     self._worker.meet()
             elif not isinstance(given, EnvelopeKind):
                 executor.settle()
-                self._events.acknowledge(self._worker.worker_id, executor.seq)
+                self._client.acknowledge(self._worker.worker_id, executor.seq)
                 given.release()
 
     def _next(self) -> _Given:
@@ -470,7 +470,7 @@ class RankThread(ArrayPorter):
         )
 
     def _emit(self, is_error: bool, lines: list[str]) -> None:
-        self._events.log(self._worker.worker_id, self._worker.node, is_error, lines)
+        self._client.printed(self._worker.worker_id, self._worker.node, is_error, lines)
 
     def report(self, *, stacks: bool, flights: bool) -> RankReport:
         """Reports what the rank does; for any thread."""
@@ -516,11 +516,11 @@ class RankThread(ArrayPorter):
         return self._answer
 
     def _answer(self, seq: int, value: Any) -> None:
-        self._events.live(self._worker.worker_id, seq, value)
+        self._client.live(self._worker.worker_id, seq, value)
 
     def reply(self, raw: bytes, ack: int) -> None:  # noqa: ARG002  (it is in there)
         """Passes on what is encoded even here: acknowledgements and failures."""
-        self._events.reply(self._worker.worker_id, EncodedReply.FromString(raw))
+        self._client.reply(self._worker.worker_id, EncodedReply.FromString(raw))
 
     def collect(self, ticket: int, dtype: np.dtype[Any], shape: Sequence[int]) -> Any:
         """Waits for an uploaded array and returns it, an array of its own.
@@ -636,7 +636,7 @@ class ThreadTransport(Bound):
         self._world = LocalWorld(num_workers, num_groups)
         self._ranks: list[RankThread] = []
         self._threads: frozenset[threading.Thread] = frozenset()
-        self._events: Events | None = None
+        self._client: ClientEnd | None = None
         self._sender: Sender | None = None
         self._end_lock = make_lock()
         self._over = False
@@ -672,17 +672,17 @@ class ThreadTransport(Bound):
         """None: its only node is this process."""
         return ()
 
-    def start(self, events: Events) -> None:
+    def start(self, client: ClientEnd) -> None:
         """Begins to execute what is issued."""
-        self._events = events
+        self._client = client
         count = len(self._welcome.ranks)
         workers = [self._worker(w, count) for w in range(count)]
-        self._ranks = [RankThread(worker, events, self._rank_died) for worker in workers]
+        self._ranks = [RankThread(worker, client, self._rank_died) for worker in workers]
         self._threads = frozenset(rank.thread for rank in self._ranks)
         redirect()
         for rank in self._ranks:
             rank.start()
-        self._sender = Sender(events, self._deliver)
+        self._sender = Sender(client, self._deliver)
 
     def _worker(self, worker_id: int, count: int) -> Worker:
         return Worker(
@@ -820,8 +820,8 @@ class ThreadTransport(Bound):
                 return
             self._over = True
         self._error = error
-        if self._events is not None:
-            self._events.lost(error)
+        if self._client is not None:
+            self._client.lost(error)
             restore()
         self._world.close()
         for rank in self._ranks:

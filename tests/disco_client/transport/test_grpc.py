@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conversing import converse
 from disco_client import connect, errors
-from disco_client.transport.base import Events, Wish
+from disco_client.transport.base import Wish
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.codec import PROTOCOL
@@ -85,20 +86,11 @@ def test_another_protocol_is_a_failed_connection_that_names_both(cluster, monkey
     assert "9.9" in str(failed.value)
 
 
-def silent(lost=lambda _error: None):
-    """The events of a client that says nothing."""
-    return Events(
-        await_commands=lambda: False,
-        nudge=lambda: None,
-        acked=lambda: 0,
-        take_batch=lambda _kills: None,
-        left=lambda _seq: None,
-        reply=lambda *_: None,
-        live=lambda *_: None,
-        acknowledge=lambda *_: None,
-        log=lambda *_: None,
-        lost=lost,
-    )
+def silent(on_lost=lambda _error: None):
+    """The end of a client that says nothing more."""
+    made = converse(on_lost=on_lost)
+    made.log.close(errors.SessionClosed("done"), drop=True)
+    return made
 
 
 def test_a_transport_is_closed_as_often_as_one_likes(cluster):

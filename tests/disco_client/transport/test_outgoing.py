@@ -6,41 +6,27 @@ import threading
 
 import pytest
 
+from conversing import converse
 from disco_client import SessionClosed
-from disco_client.command_log import CommandLog
-from disco_client.transport.base import Events
 from disco_client.transport.grpc import Outgoing
-from disco_client.transport.sent_log import SentLog
 from disco_client.wire.codec import Action, EncodedEnvelope
 
 
 @pytest.fixture
-def log():
-    return CommandLog(7, 1)
+def client():
+    return converse()
 
 
 @pytest.fixture
-def out(log):
+def log(client):
+    return client.log
+
+
+@pytest.fixture
+def out(client):
     """Started with the commands of a log; its streams end with the test."""
-    nothing = lambda *_: None  # noqa: E731
     made = Outgoing()
-    sent = SentLog(7, log.take_batch, log.left, lambda: log.acked)
-    made.log = log
-    made.events = Events(
-        await_commands=log.await_commands,
-        nudge=log.nudge,
-        acked=lambda: log.acked,
-        take_batch=log.take_batch,
-        left=log.left,
-        reply=nothing,
-        live=nothing,
-        acknowledge=nothing,
-        log=nothing,
-        lost=nothing,
-        send=sent.send,
-        sent=sent.sent,
-        resend=sent.rewind,
-    )
+    made.client = client
     yield made
     made.end()
 
@@ -65,7 +51,7 @@ def test_commands_wait_until_they_are_released(out, log):
     assert next(stream) == b"first"
     out.say(b"said")
     assert next(stream) == b"said"
-    out.start(out.events, b"farewell")
+    out.start(out.client, b"farewell")
     assert seqs(take(stream, 1)) == [(1, 1)]
     call(log)
     log.close(SessionClosed("done"), drop=False)
@@ -76,7 +62,7 @@ def test_commands_wait_until_they_are_released(out, log):
 def test_the_next_stream_sends_again_what_is_missing(out, log):
     """From the command on that the peers have; what all have executed is not kept."""
     first = iter(out.stream(b"first"))
-    out.start(out.events, b"")
+    out.start(out.client, b"")
     next(first)
     for _ in range(4):
         call(log)
@@ -98,7 +84,7 @@ def test_the_next_stream_sends_again_what_is_missing(out, log):
 def test_what_one_node_lacks_goes_to_that_node_alone(out, log):
     """Once, however often it says so, and before what is new; the others get nothing again."""
     stream = iter(out.stream(b"first"))
-    out.start(out.events, b"")
+    out.start(out.client, b"")
     next(stream)
     for _ in range(3):
         call(log)
@@ -117,7 +103,7 @@ def test_what_one_node_lacks_goes_to_that_node_alone(out, log):
 def test_a_stream_that_is_out_of_date_takes_nothing(out, log):
     """Not even where its thread waits for commands when the next one begins."""
     first = iter(out.stream(b"first"))
-    out.start(out.events, b"")
+    out.start(out.client, b"")
     next(first)
     left = []
     waiting = threading.Thread(target=lambda: left.extend(first))
@@ -137,7 +123,7 @@ def test_ending_wakes_who_waits(out, log):
     for start in (False, True):
         stream = iter(out.stream(b"first"))
         if start:
-            out.start(out.events, b"farewell")
+            out.start(out.client, b"farewell")
         next(stream)
         waiting = threading.Thread(target=lambda stream=stream: list(stream))
         waiting.start()
@@ -149,7 +135,7 @@ def test_ending_wakes_who_waits(out, log):
 def test_the_farewell_can_be_another(out, log):
     """As for a program that leaves its session to others."""
     stream = iter(out.stream(b"first"))
-    out.start(out.events, b"close")
+    out.start(out.client, b"close")
     out.part_with(b"detach")
     log.close(SessionClosed("left"), drop=False)
     assert list(stream) == [b"first", b"detach"]
@@ -158,7 +144,7 @@ def test_the_farewell_can_be_another(out, log):
 def test_an_envelope_is_the_same_until_it_left(out, log):
     """An exception between taking it and sending it loses nothing, and repeats no other."""
     stream = out.stream(b"first")
-    out.start(out.events, b"farewell")
+    out.start(out.client, b"farewell")
     out.say(b"said")
     call(log)
     for expected in (b"first", b"said"):

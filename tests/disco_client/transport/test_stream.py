@@ -105,7 +105,7 @@ def test_what_nobody_needs_is_let_go(counting):
     session.sync_all()
     count()
     session.sync_all()
-    assert len(stream._out._events.send.__self__._in_flight) < 10
+    assert len(stream._client._sent._in_flight) < 10
 
 
 def test_a_controller_that_stays_away_is_lost_after_the_lease(daemons, caplog):

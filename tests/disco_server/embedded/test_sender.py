@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import threading
 
+from conversing import converse
 from disco_client import SessionClosed
-from disco_client.command_log import CommandLog
-from disco_client.transport.base import Events
 from disco_client.wire.codec import Action
 from disco_client.wire.limits import WINDOW_COMMANDS
 from disco_server.embedded.sender import Sender
-
-
-def events_of(log):
-    nothing = lambda *_: None  # noqa: E731
-    return Events(
-        await_commands=log.await_commands,
-        nudge=log.nudge,
-        acked=lambda: log.acked,
-        take_batch=log.take_batch,
-        left=log.left,
-        reply=nothing,
-        live=nothing,
-        acknowledge=nothing,
-        log=nothing,
-        lost=nothing,
-    )
 
 
 class Flushing:
@@ -40,11 +23,10 @@ class Flushing:
 
 def test_commands_leave_in_order_whoever_sends_them():
     """Several threads flush while others issue, and the sender's own thread works too."""
-    log = CommandLog(1, 1)
+    client = converse()
+    log = client.log
     left = []
-    sender = Sender(
-        events_of(log), lambda batch, _first: left.append((batch.first_seq, batch.last_seq))
-    )
+    sender = Sender(client, lambda batch, _first: left.append((batch.first_seq, batch.last_seq)))
 
     def issue():
         for step in range(500):
@@ -66,9 +48,10 @@ def test_commands_leave_in_order_whoever_sends_them():
 
 def test_what_nobody_waits_for_leaves_by_itself(eventually):
     """A command at once or soon after others, and the release of a register without any."""
-    log = CommandLog(1, 1)
+    client = converse()
+    log = client.log
     left = []
-    sender = Sender(events_of(log), lambda batch, first: left.append((batch.last_seq, first)))
+    sender = Sender(client, lambda batch, first: left.append((batch.last_seq, first)))
     log.pump = Flushing(sender)
     for turn in range(3):
         _, register = log.issue(Action.CALL_PACKED, func=1, reg=int)
@@ -82,10 +65,9 @@ def test_what_nobody_waits_for_leaves_by_itself(eventually):
 
 def started():
     """A log whose lone commands leave in the thread that issues them, and what has left."""
-    log, left = CommandLog(1, 1), []
-    sender = Sender(
-        events_of(log), lambda batch, _first: left.append((batch.first_seq, batch.last_seq))
-    )
+    client, left = converse(), []
+    log = client.log
+    sender = Sender(client, lambda batch, _first: left.append((batch.first_seq, batch.last_seq)))
     log.pump = Flushing(sender)
     return log, sender, left
 
@@ -120,13 +102,14 @@ def test_a_thread_beside_a_batch_sends_what_it_issues(eventually):
 
 def test_a_batch_of_more_than_may_be_under_way_goes_on():
     """What the caller waits for has left."""
-    log, done = CommandLog(1, 1), []
+    client, done = converse(), []
+    log = client.log
 
     def execute(batch, _first):
         done.append(batch.last_seq)
         log.acknowledge(0, batch.last_seq)
 
-    sender = Sender(events_of(log), execute)
+    sender = Sender(client, execute)
     with log.batch():
         for _ in range(WINDOW_COMMANDS + 10):
             log.issue(Action.CALL_PACKED, func=1, reg=int)
