@@ -354,8 +354,13 @@ _Given: TypeAlias = "OutgoingBatch | threading.Lock | EnvelopeKind | None"
 OnDeath = Callable[[WorkerLost], None]
 
 
-class _SessionEnded(RankEnded):
-    """Raised inside a worker thread whose session is over."""
+class _SessionEnded(RankEnded, SystemExit):
+    """Raised inside a worker thread whose session is over.
+
+    Where that is starting a thread, Python may raise it in the new one, which no code of it sees
+    (:func:`~disco_client.threads.call_undisturbed`). Of all exceptions only SystemExit ends a
+    thread without a word.
+    """
 
 
 class RankThread(ArrayPorter):

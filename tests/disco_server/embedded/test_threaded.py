@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -301,3 +302,18 @@ def test_a_session_that_is_dropped_ends_its_threads(modules, eventually):
     session.sync_all()
     del session
     eventually(lambda: not rank_threads(), what="the worker threads to end")
+
+
+def test_what_ends_a_worker_ends_a_thread_that_it_starts_without_a_word(monkeypatch, eventually):
+    """Python may raise it there instead, before the thread has run a line of its own."""
+    said, began, before = [], threading.Event(), set(sys._current_frames())
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+
+    def end():
+        began.set()
+        raise embedded_threads._SessionEnded
+
+    _thread.start_new_thread(end, ())
+    assert began.wait(20)
+    eventually(lambda: set(sys._current_frames()) <= before, what="the thread to end")
+    assert said == []
