@@ -300,6 +300,10 @@ class BorrowedArrays:
     def lend(self, ticket: int, data: memoryview) -> BorrowedArray:
         """Puts an array under its ticket."""
         array = BorrowedArray(data)
+        self._put(ticket, array)
+        return array
+
+    def _put(self, ticket: int, array: BorrowedArray) -> None:
         with self._lock:
             if ticket in self._unwanted:
                 self._unwanted.discard(ticket)
@@ -307,15 +311,17 @@ class BorrowedArrays:
             else:
                 self._arrays[ticket] = array
                 self._changed.notify_all()
-        return array
 
     def give_up(self, ticket: int, why: str) -> None:
         """Notes that an array will not come; a thread that waits for it gets the reason."""
         with self._lock:
             array = self._arrays.get(ticket)
-        if array is None:
-            array = self.lend(ticket, memoryview(b""))
-        array.break_off(why)
+        if array is not None:
+            array.break_off(why)
+            return
+        array = BorrowedArray(memoryview(b""))
+        array.break_off(why)  # before a worker can take it, which may wait for it
+        self._put(ticket, array)
 
     def discard(self, ticket: int) -> None:
         """Drops an array that no command will take, now or when it arrives."""

@@ -35,6 +35,9 @@ __all__ = ["WorkerSession"]
 
 _logger = logger_of("disco.worker")
 
+_OF_ITSELF = (EnvelopeKind.ASSIGNED, EnvelopeKind.CCL_OPENED)
+"""What a rank says of itself, whatever the session: refused where it cannot be."""
+
 
 class WorkerSession:
     """One session on this node; used from the event loop only.
@@ -228,7 +231,7 @@ class WorkerSession:
         kind = received.kind
         if kind in FROM_RANKS:
             self.arrays.receive(worker, received, reader)
-        elif received.session != self.session:
+        elif received.session != self.session and kind not in _OF_ITSELF:
             return
         elif kind == EnvelopeKind.AUDIT:
             self._audit.add(worker, received.payload)

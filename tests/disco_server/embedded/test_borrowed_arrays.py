@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from disco_server.embedded.threads import BorrowedArrays, TransferBroken
+from disco_server.embedded.threads import BorrowedArray, BorrowedArrays, TransferBroken
 
 
 def view(array):
@@ -85,3 +85,27 @@ def test_what_nobody_wants_is_given_back_at_once(borrowed):
             array.take()
     assert not borrowed._arrays
     assert not borrowed._unwanted
+
+
+def test_an_array_that_is_given_up_is_an_error_for_a_worker_that_waits_already(
+    borrowed, monkeypatch
+):
+    """It does not get an empty one in its place, wherever the client's thread is."""
+    break_off, got = BorrowedArray.break_off, []
+
+    def wait():
+        try:
+            got.append(borrowed.get(1).take())
+        except TransferBroken as error:
+            got.append(str(error))
+
+    def slowly(array, why):
+        worker.join(0.1)
+        break_off(array, why)
+
+    monkeypatch.setattr(BorrowedArray, "break_off", slowly)
+    worker = threading.Thread(target=wait)
+    worker.start()
+    borrowed.give_up(1, "Ctrl-C")
+    worker.join(20)
+    assert got == ["the upload was broken off: Ctrl-C"]
