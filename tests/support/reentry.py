@@ -116,6 +116,7 @@ def watched(seconds: float = 30.0) -> Iterator[list[Any]]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         gc.set_threshold(*thresholds)
+        gc.collect()  # what interruptions have left is this block's, and not the next one's
         over.set()
         watcher.join()
         faulthandler.cancel_dump_traceback_later()
