@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from own_ports import check_awaited, own_port
 
 from disco_client import DRef, Session, connect
 from disco_client.wire.codec import Action, encode_value
@@ -339,28 +338,6 @@ def _forks_ranks(process: psutil.Process) -> bool:
         return True
 
 
-def _own_ports() -> Iterator[int]:
-    """Ports for controllers that no other test process uses.
-
-    The system soon gives a port that it chose itself to another one, and daemons of a test in
-    which a controller ended would join the controller of that.
-    """
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 10_000 + process % 8 * 2_500
-    for number in itertools.count(os.getpid()):
-        port = first + number % 2_500
-        with socket.socket() as taken:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                taken.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        yield port
-
-
-_ports = _own_ports()
-
-
 class Daemons:
     """Starts daemons of one test.
 
@@ -402,7 +379,7 @@ class Daemons:
         Faults of its streams are those of ``fault_tools.streams``.
         """
         if "--listen" not in options and "DISCO_LISTEN" not in env and "--config" not in options:
-            options = ("--listen", f"127.0.0.1:{next(_ports)}", *options)
+            options = ("--listen", f"127.0.0.1:{own_port()}", *options)
         env = {"DISCO_SESSION_LEASE_S": LEASE_S, "DISCO_FRAMES": self.frames, **env}
         daemon = self._start("controller", options, env, faults)
         if ready:
@@ -413,6 +390,7 @@ class Daemons:
         self, address: str, *options: object, ready: bool = True, faults: str = "", **env: str
     ) -> Daemon:
         """Starts a worker daemon that lets sessions import the tests' functions."""
+        check_awaited(address)
         common = ("--controller", address, "--allow-module", FUNCTIONS)
         daemon = self._start("worker", (*common, *options), env, faults)
         if ready:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from own_ports import own_port
 
 from collecting import Collector
 from disco_client import connect, errors
@@ -64,15 +65,10 @@ with disco_client.connect(sys.argv[1], num_workers=2, name="stubborn", recover="
 """
 
 IS_THE_CONTROLLER = """
-import socket, sys
-from pathlib import Path
+import sys
 import disco_client
 
-with socket.create_server(("127.0.0.1", 0)) as found:
-    port = found.getsockname()[1]
-Path(sys.argv[1] + ".part").write_text(f"127.0.0.1:{port}")
-Path(sys.argv[1] + ".part").rename(sys.argv[1])
-with disco_client.SocketSession(2, 1, 1, "127.0.0.1", port, name="own") as session:
+with disco_client.SocketSession(2, 1, 1, "127.0.0.1", int(sys.argv[1]), name="own") as session:
     session.sync_all()
 """
 
@@ -218,18 +214,17 @@ def test_ranks_get_nothing_of_it(traced):
 
 
 def test_a_program_that_is_the_controller_is_one_trace_with_other_nodes(
-    daemons, collector, variables, tmp_path, eventually
+    daemons, collector, variables
 ):
     """A SocketSession's own process has the client's and the controller's spans."""
-    port = tmp_path / "port"
+    port = own_port()
     program = subprocess.Popen(
         [sys.executable, "-c", IS_THE_CONTROLLER, str(port)],
         env={**os.environ, **variables},
         stderr=subprocess.DEVNULL,
     )
     try:
-        eventually(port.exists, what="the port")
-        daemons.worker(port.read_text(), "--slots", "1", "--name", "other", **variables)
+        daemons.worker(f"127.0.0.1:{port}", "--slots", "1", "--name", "other", **variables)
         assert program.wait(30) == 0
     finally:
         program.kill()

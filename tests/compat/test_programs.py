@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from own_ports import own_port
 
 import disco_client as di
 
@@ -33,8 +33,7 @@ def test_the_originals_own_entrypoint_is_a_worker():
 @pytest.mark.timeout(180)
 def test_a_program_of_tvms_joins_a_socket_session_and_leaves_with_it(eventually):
     """The original's module, unmodified, is the other node; it exits with status 0."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = own_port()
     joining = subprocess.Popen([sys.executable, "-m", RUNNER, REMOTE, "localhost", str(port), "1"])
     try:
         with di.SocketSession(2, 1, 1, "localhost", port) as session:

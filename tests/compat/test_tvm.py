@@ -40,7 +40,12 @@ def folder() -> Path:
 def test_tvms_own_tests_pass(folder, tmp_path, kind):
     """All of those that need no GPU, on every kind of session."""
     report = tmp_path / "report.xml"
-    path = [str(HERE), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [
+        str(HERE),
+        str(HERE.parent / "support"),
+        str(folder),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     done = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder)]
         + ["-p", "no:cacheprovider", "-p", "tvm_stand_in", "--disco-kind", kind, "-q"]

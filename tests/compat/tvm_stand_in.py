@@ -14,7 +14,6 @@ import contextlib
 import functools
 import io
 import os
-import socket
 import subprocess
 import sys
 import types
@@ -26,6 +25,7 @@ import pytest
 import tvm
 import tvm.testing
 import tvm_ffi
+from own_ports import own_port
 from tvm.testing import env
 
 import disco_client
@@ -122,8 +122,7 @@ class Opener:
         return disco_client.ProcessSession(workers, groups)
 
     def _sockets(self, workers: int, groups: int) -> disco_client.Session:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
+        port = own_port()
         half = workers // 2
         node = JoiningPopen([sys.executable, "-m", REMOTE, "localhost", str(port), str(half)])
         self._ends.append(lambda: node.wait(120))

@@ -14,7 +14,6 @@ import functools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from own_ports import own_port
 
 import disco_client as di
 from disco_server.cli.local import LocalCluster
@@ -296,8 +296,7 @@ def opened(expression: str) -> di.Session:
 @contextlib.contextmanager
 def over_nodes(case: Case) -> Iterator[str]:
     """Starts the other nodes of a session that has some; the expression to open it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = own_port()
     per_node = case.workers // case.kind.nodes
     command = [sys.executable, "-m", "disco_server.cli.worker", "--allow-module", FUNCTIONS]
     command += ["--allow-read", "*", "--allow-save", "*", "--allow-load", "*", "--http", "off"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from own_ports import own_port
 
 import disco_client as di
 
@@ -40,11 +41,6 @@ def open_socket_session():
     yield open_one
     for session in opened:
         session.shutdown()
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def start_node(daemons, address, slots, *options):
@@ -166,7 +162,7 @@ def test_it_waits_for_its_nodes_and_says_how_to_start_them(daemons, capfd, event
 
 def test_nodes_wait_for_the_next_session_at_the_same_address(daemons, eventually):
     """They hear that one is over, end what ran there, and serve the next program."""
-    port = free_port()
+    port = own_port()
     worker = start_node(daemons, f"localhost:{port}", 1, "--name", "a")
     for _ in range(2):
         with di.SocketSession(2, 1, 1, "localhost", port, timeout=50) as session:
@@ -179,7 +175,7 @@ def test_nodes_wait_for_the_next_session_at_the_same_address(daemons, eventually
 
 def test_a_node_that_goes_away_ends_the_session(daemons):
     """The error names it; node 0 ends with the session."""
-    port = free_port()
+    port = own_port()
     worker = daemons.worker(
         f"localhost:{port}",
         "--slots",
@@ -301,7 +297,7 @@ def pids_of(program):
 
 def test_killing_the_program_ends_every_worker(daemons, eventually):
     """Node 0's by the kernel, the others' by their daemon, which waits for the next one."""
-    port = free_port()
+    port = own_port()
     worker = start_node(daemons, f"localhost:{port}", 2, "--name", "b")
     with run_program(2, port, "time.sleep(600)") as program:
         pids = pids_of(program)
