@@ -60,11 +60,11 @@ if TYPE_CHECKING:
         WorkersReplaced,
         WouldBlock,
     )
+    from disco_client.failed_commands import Failures
     from disco_client.futures import RefFuture, as_completed
     from disco_client.notebook import WorkProgress
     from disco_client.objects import DObject
     from disco_client.program import Program
-    from disco_client.replies import Failures
     from disco_client.session import Session
     from disco_client.tracing.timeline import RankFlight
     from disco_client.tracing.trace import Flight

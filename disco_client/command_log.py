@@ -42,10 +42,10 @@ from disco_client.errors import (
 )
 from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import move, owned
-from disco_client.replies import Deadline, LongWaits
 from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
 from disco_client.transport.base import OutgoingBatch, Pump
 from disco_client.transport.progress import Progress
+from disco_client.waiting import Deadline, LongWaits
 from disco_client.wire.codec import Action, EncodedCommand
 from disco_client.wire.limits import WINDOW_BYTES, WINDOW_COMMANDS
 

@@ -34,13 +34,13 @@ from disco_client.locks import make_lock
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, print_logs
 from disco_client.reentry import Event
-from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.threads import starting
 from disco_client.transport.base import QueuePosition, Transport, Wish
+from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.limits import MOST_WORKERS
 
 if TYPE_CHECKING:

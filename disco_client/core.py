@@ -39,7 +39,7 @@ from disco_client.futures import Background, RefFuture, await_all, await_room, s
 from disco_client.locks import make_lock
 from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs, in_background
-from disco_client.replies import AUTO, Deadline, Inbox, LongWaits, read_hang_report
+from disco_client.replies import Inbox
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
 from disco_client.sources import described
 from disco_client.telemetry import spans
@@ -53,6 +53,7 @@ from disco_client.transport.base import (
     Transport,
     Welcome,
 )
+from disco_client.waiting import AUTO, Deadline, LongWaits, read_hang_report
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import (
     Action,
@@ -624,7 +625,7 @@ class SessionCore:
             num_groups: Into how many equal groups the workers are divided.
             log_sink: Gets what workers print; None discards it.
             hang_report: After how many seconds a wait says what it waits for; see
-                :func:`~disco_client.replies.read_hang_report`.
+                :func:`~disco_client.waiting.read_hang_report`.
             span: Of the session's life; it fails when the session is lost.
 
         Raises:

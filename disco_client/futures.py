@@ -30,8 +30,8 @@ from disco_client.copies import Handle
 from disco_client.errors import DiscoError, SessionError
 from disco_client.output import logger_of
 from disco_client.reentry import Condition
-from disco_client.replies import Deadline
 from disco_client.threads import ThreadRefused, is_own, start_thread
+from disco_client.waiting import Deadline
 
 if TYPE_CHECKING:
     import asyncio

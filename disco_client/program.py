@@ -10,8 +10,8 @@ from disco_client.command_log import MAX_COMMAND_BYTES, CommandLog
 from disco_client.copies import Handle
 from disco_client.core import Distributed, DPackedFunc, DRef, SessionCore, core_of
 from disco_client.errors import CaptureError
-from disco_client.replies import Deadline
 from disco_client.scopes import Scope, current_owner
+from disco_client.waiting import Deadline
 from disco_client.wire.codec import Action, EncodedCommand, EncodedProgram
 from disco_client.wire.values import INLINE_ARRAY_BYTES, MAX_STEPS
 

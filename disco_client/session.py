@@ -12,10 +12,10 @@ from disco_client.futures import await_room
 from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
 from disco_client.reentry import import_uninterrupted
-from disco_client.replies import AUTO, Deadline
 from disco_client.scopes import Block
 from disco_client.sources import described
 from disco_client.text import many
+from disco_client.waiting import AUTO, Deadline
 
 if TYPE_CHECKING:
     import os
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from disco_client.distributed.mesh import DeviceMesh
     from disco_client.distributed.placement import Placement, PlacementSpec
     from disco_client.errors import Recovery
+    from disco_client.failed_commands import Failures
     from disco_client.objects import DObject
     from disco_client.program import Program
-    from disco_client.replies import Failures
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
     from disco_client.transport.base import Expiry, RankPlace, Transport

@@ -30,11 +30,11 @@ from disco_client.locks import make_lock
 from disco_client.output import print_logs
 from disco_client.pb import node_pb2
 from disco_client.reentry import is_of_system
-from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.threads import limits
 from disco_client.transport.base import Bound, ClientEnd, OutgoingBatch, RankPlace, Welcome
 from disco_client.transport.progress import Progress
+from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
 from disco_client.wire.reports import Inspection, decode_report

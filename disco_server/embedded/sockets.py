@@ -23,7 +23,6 @@ from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
 from disco_client.errors import ConfigError, ConnectionFailed, NoSlots
 from disco_client.forks import check_grpc
 from disco_client.output import logger_of, print_logs, say
-from disco_client.replies import AUTO, read_hang_report
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.text import many
@@ -32,6 +31,7 @@ from disco_client.transport.base import Bound, Wish
 from disco_client.transport.channel import check_grpc_threads
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
+from disco_client.waiting import AUTO, read_hang_report
 from disco_server.config import Address, ControllerConfig, WorkerConfig, read_guard
 from disco_server.controller.daemon import ControllerListener, beat
 from disco_server.controller.hub import Hub

@@ -24,7 +24,7 @@ from disco_client.output import (
     print_logs,
     say,
 )
-from disco_client.replies import LongWaits
+from disco_client.waiting import LongWaits
 
 
 def test_each_line_is_printed_with_its_rank(capsys):

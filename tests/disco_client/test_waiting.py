@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.command_log import CommandLog
 from disco_client.errors import ConfigError, SessionError
-from disco_client.replies import AUTO, LongWaits, read_hang_report
+from disco_client.waiting import AUTO, LongWaits, read_hang_report
 
 
 @pytest.mark.parametrize(
