@@ -20,29 +20,26 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import CodeType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from disco_client.call_sites import Site, call_site, locate
 from disco_client.clock import monotonic, monotonic_ns
 from disco_client.errors import (
     EncodingError,
     IssuedAt,
     Reentered,
-    RemoteFailure,
     SessionError,
     WouldBlock,
 )
 from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import move, owned
-from disco_client.scopes import NO_SCOPE, Scope, current_owner, current_scope, in_event_loop
+from disco_client.registers import Owners, RegisterIds
+from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
 from disco_client.transport.base import OutgoingBatch, Pump
 from disco_client.transport.progress import Progress
 from disco_client.waiting import Deadline, LongWaits
@@ -56,235 +53,7 @@ __all__ = [
     "CommandLog",
     "Fill",
     "LogWatcher",
-    "Owners",
-    "RegisterIds",
-    "Site",
-    "StepLines",
-    "call_site",
-    "locate",
 ]
-
-
-# Who owns a register: one reference, but for those of which a reference was copied, or which a
-# captured program reads.
-
-
-class _Shared:
-    """What is to be known of a register that has not just one owner.
-
-    Attributes:
-        others: As many entries as it has owners besides one.
-        kept: The registers of which it is an owner itself.
-    """
-
-    __slots__ = ("kept", "others")
-
-    def __init__(self) -> None:
-        self.others: list[None] = []
-        self.kept: Sequence[int] = ()
-
-
-class Owners:
-    """The owners of the registers of one session; the last one frees a register.
-
-    References are copied and end in any thread, in signal handlers and in the garbage
-    collector, so no method takes a lock: each step that counts is one operation of a dict or
-    a list, which nothing interrupts. Who adds an owner is one, or has one, meanwhile.
-
-    The count is that of owners which have not ended. It does not follow who refers to whom,
-    because the garbage collector ends all objects of a cycle, in any order, before any of
-    them is gone.
-
-    Attributes:
-        several: The registers that have not just one.
-    """
-
-    __slots__ = ("several",)
-
-    def __init__(self) -> None:
-        self.several: dict[int, _Shared] = {}
-
-    def add(self, register: int) -> None:
-        """Notes one more owner of a register."""
-        self.several.setdefault(register, _Shared()).others.append(None)
-
-    def keep(self, register: int, kept: Sequence[int]) -> None:
-        """Makes a register an owner of others, for as long as it has one itself."""
-        for other in kept:
-            self.add(other)
-        self.several.setdefault(register, _Shared()).kept = kept
-
-    def remove(self, register: int) -> list[int]:
-        """Notes that an owner has ended; returns the registers that have none any more."""
-        ended: list[int] = []
-        removed = [register]
-        while removed:
-            register = removed.pop()
-            shared = self.several.get(register)
-            if shared is not None:
-                try:
-                    shared.others.pop()
-                except IndexError:
-                    # Before it is freed: its number may be taken right after that.
-                    del self.several[register]
-                    removed += shared.kept
-                else:
-                    continue
-            ended.append(register)
-        return ended
-
-
-# Register ids: the client allocates them, so calls need no answer first.
-#
-# Freed ids are reused last in, first out, before the counter moves on, as in the
-# original; that keeps the workers' register files as small as the program's
-# largest number of live references.
-
-
-class RegisterIds:
-    """The ids of one session's registers; the owner's lock guards what takes them away.
-
-    Attributes:
-        owners: Whose the registers are.
-        dead: Those that have no owner any more, the oldest first. Workers learn it with the next
-            command, in which one of them may be used again.
-    """
-
-    __slots__ = ("_free", "_next", "dead", "owners")
-
-    def __init__(self) -> None:
-        self.owners = Owners()
-        self.dead: deque[int] = deque()
-        self._free: list[int] = []
-        self._next = 1  # 0 is never a live register
-
-    def allocate(self) -> int:
-        """Takes an id of which workers know that it is free; no lock is needed."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            register = self._next
-            self._next = register + 1
-            return register
-
-    def reuse(self, count: int) -> int:
-        """Takes the last of the oldest dead ids, for the command that tells of them.
-
-        Where an exception comes right after it, the id may be lost; it is never taken twice.
-        """
-        dead = self.dead
-        register = dead[count - 1]
-        del dead[count - 1]
-        return register
-
-    def told(self, count: int) -> None:
-        """Notes that a command in the log tells of the oldest dead ids: they are free."""
-        move(self.dead, count, self._free)
-
-    def live(self) -> set[int]:
-        """The ids that references stand for at this moment."""
-        return set(range(1, self._next)).difference(self._free, self.dead)
-
-    @property
-    def high_water(self) -> int:
-        """The largest id ever allocated."""
-        return self._next - 1
-
-
-# The lines of a program that issue commands, and the scopes to which they belong.
-
-
-_REMEMBERED_STEPS = 1 << 17
-_PACKAGE = str(Path(__file__).parent) + os.sep
-
-Site: TypeAlias = tuple[CodeType, int, Scope]
-"""A position in code, cheap to take and turned into a line on request; and the scope."""
-
-_inside: set[str] = set()
-_outside: set[str] = set()
-"""File names of code seen so far, in this package and outside of it."""
-
-
-def call_site(scope: Scope = NO_SCOPE) -> Site:
-    """The innermost code position outside this package, with the scope that issues there."""
-    frame = sys._getframe(2)  # noqa: SLF001  (the one way that costs a fraction of a microsecond)
-    code = frame.f_code
-    while code.co_filename in _inside or not _is_outside(code.co_filename):
-        back = frame.f_back
-        if back is None:
-            break
-        frame, code = back, back.f_code
-    return code, frame.f_lasti, scope
-
-
-def _is_outside(filename: str) -> bool:
-    if filename in _outside:
-        return True
-    met = _inside if filename.startswith(_PACKAGE) else _outside
-    met.add(filename)
-    return met is _outside
-
-
-def locate(site: Site) -> IssuedAt:
-    """The file, line and function of a position."""
-    code, lasti, _ = site
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= lasti < end and number is not None:
-            line = number
-    return IssuedAt(code.co_filename, line, code.co_name)
-
-
-Locate: TypeAlias = Callable[[int], IssuedAt | None]
-"""Finds the line that captured a step."""
-
-
-class StepLines:
-    """The lines of the client's program in which the steps of programs were captured.
-
-    They outlive a program for a while, because its failures may be reported later.
-    """
-
-    def __init__(self) -> None:
-        self._lock = make_lock()
-        self._known: dict[int, tuple[str, int, Locate]] = {}
-        self._ended: deque[int] = deque()
-        self._fading: deque[int] = deque()
-        self._fading_steps = 0
-
-    def add(self, defined: int, name: str, num_steps: int, locate: Locate) -> None:
-        """Remembers a program.
-
-        Args:
-            defined: The number of the command that defined it.
-            name: Its name.
-            num_steps: How many steps it has.
-            locate: Finds a step's line.
-        """
-        with self._lock:
-            self._known[defined] = name, num_steps, locate
-            self._forget()
-
-    def end(self, defined: int) -> None:
-        """Notes that a program is gone; safe inside the garbage collector."""
-        self._ended.append(defined)
-
-    def _forget(self) -> None:
-        while self._ended:
-            defined = self._ended.popleft()
-            self._fading.append(defined)
-            self._fading_steps += self._known[defined][1] + 1
-        while self._fading_steps > _REMEMBERED_STEPS:
-            self._fading_steps -= self._known.pop(self._fading.popleft())[1] + 1
-
-    def explain(self, failure: RemoteFailure) -> RemoteFailure:
-        """Adds to a failure in a program which one it was, and the step's line."""
-        # Without the lock: its holder may be waiting for the replies that this thread reads.
-        known = self._known.get(failure.program)
-        if known is None:
-            return failure
-        name, _, locate = known
-        return replace(failure, program_name=name, captured_at=locate(failure.step))
 
 
 MAX_BATCH_COMMANDS = 2048

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, SupportsIndex, 
 from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_of
 from disco_client.arrays.host_tensor import with_tensors
 from disco_client.arrays.transfer import Downloads, Uploads
-from disco_client.command_log import CommandLog, StepLines
+from disco_client.command_log import CommandLog
 from disco_client.conversation import Conversation
 from disco_client.copies import Handle, copy_fields
 from disco_client.diagnosis import look_at
@@ -42,6 +42,7 @@ from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.replies import Inbox
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
 from disco_client.sources import described
+from disco_client.step_lines import StepLines
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
 
-from disco_client.command_log import Site, locate
+from disco_client.call_sites import Site, locate
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import what_is_done
 

@@ -22,7 +22,7 @@ from disco_client.tracing.ring import (
 )
 
 if TYPE_CHECKING:
-    from disco_client.command_log import Site
+    from disco_client.call_sites import Site
     from disco_client.replies import Answer, Inbox
     from disco_client.transport.base import Transport
     from disco_client.wire.reports import RankReport

@@ -19,8 +19,8 @@ from disco_client import (
     RemoteException,
     SessionClosed,
 )
-from disco_client.command_log import StepLines
 from disco_client.errors import IssuedAt, RemoteFailure
+from disco_client.step_lines import StepLines
 
 
 @pytest.fixture
@@ -396,7 +396,7 @@ def test_a_program_cannot_run_before_it_is_there(session):
 
 def test_the_lines_of_gone_programs_fade(monkeypatch):
     """Those that ended last are remembered, up to a number of steps; live ones always."""
-    monkeypatch.setattr("disco_client.command_log._REMEMBERED_STEPS", 30)
+    monkeypatch.setattr("disco_client.step_lines._REMEMBERED_STEPS", 30)
     lines = StepLines()
     here = IssuedAt("f.py", 3, "f")
     for defined in range(1, 6):

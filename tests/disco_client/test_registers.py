@@ -8,7 +8,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_client.command_log import Owners, RegisterIds
+from disco_client.registers import Owners, RegisterIds
 
 
 def free(ids, register):

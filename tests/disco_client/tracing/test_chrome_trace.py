@@ -9,7 +9,7 @@ import sys
 import pytest
 from traces import check_chrome_trace, rows, spans
 
-from disco_client.command_log import locate
+from disco_client.call_sites import locate
 from disco_client.scopes import NO_SCOPE
 from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.ring import CollectiveRecord, CommandRecord
