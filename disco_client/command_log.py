@@ -24,6 +24,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -40,9 +41,10 @@ from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import move, owned
 from disco_client.registers import Owners, RegisterIds
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
-from disco_client.transport.base import OutgoingBatch, Pump
+from disco_client.transport.base import Pump
 from disco_client.transport.progress import Progress
 from disco_client.waiting import Deadline, LongWaits
+from disco_client.wire.batch import Entry, OutgoingBatch, write_column
 from disco_client.wire.codec import Action, EncodedCommand
 from disco_client.wire.limits import WINDOW_BYTES, WINDOW_COMMANDS
 
@@ -83,10 +85,9 @@ _KILLS_S = 0.05
 """How long a freed register waits for a command that takes it along, where the program's
 threads can send; waking the sending thread for each would take the workers' time."""
 
-_Record: TypeAlias = tuple[int, ...]
-"""A call as the column of a batch holds it; see commands.proto."""
+_Entry: TypeAlias = "tuple[Site, Entry]"
 
-_Entry: TypeAlias = "tuple[Site, _Record | EncodedCommand]"
+_WHAT = itemgetter(1)
 
 Fill: TypeAlias = Callable[[EncodedCommand], int]
 """Writes a command's arguments; returns how many bytes of bulk are among them."""
@@ -144,22 +145,13 @@ class _Batch:
         """Makes the batch that follows."""
         return _Batch(self.next_seq, self.before + self.nbytes, self.beside_before + self.beside)
 
-    def leave(self, session: int) -> OutgoingBatch:
+    def leave(self) -> OutgoingBatch:
         """Returns the commands for sending; only the lines that issued them are kept."""
         if self.leaving is not None:
             return self.leaving
-        commands: list[EncodedCommand] = []
-        calls: list[int] = []
-        for _, entry in self.entries:
-            if isinstance(entry, tuple):
-                calls += entry
-            else:
-                commands.append(entry)
-                calls.append(-1)
-        if len(commands) == len(self.entries):
-            calls = []
+        calls, commands = write_column(map(_WHAT, self.entries))
         last = self.next_seq - 1
-        leaving = OutgoingBatch(session, self.first_seq, last, calls, commands, self.nbytes)
+        leaving = OutgoingBatch(self.first_seq, last, calls, commands, self.nbytes)
         sites = [site for site, _ in self.entries]
         left: list[_Entry] = []
         self.sites = sites
@@ -241,7 +233,6 @@ class CommandLog:
     """The ordered commands of one session, from issue to acknowledgement.
 
     Args:
-        session: The session's id, written into each envelope.
         num_workers: How many workers acknowledge.
         first_seq: The number of the first command.
         window: How many commands may be under way.
@@ -289,7 +280,6 @@ class CommandLog:
         "_passed_on",
         "_room",
         "_seq",
-        "_session",
         "_wake",
         "asynchronous",
         "barred",
@@ -306,13 +296,11 @@ class CommandLog:
 
     def __init__(
         self,
-        session: int,
         num_workers: int,
         first_seq: int = 1,
         window: int = WINDOW_COMMANDS,
         lock: threading.RLock | None = None,
     ) -> None:
-        self._session = session
         self.window: int = window
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
         self._lock = make_lock() if lock is None else lock
@@ -477,7 +465,7 @@ class CommandLog:
 
         Args:
             func: The register of the function.
-            args: A register as ``2 * register + 1``, an integer as ``2 * integer``.
+            args: As of a :data:`~disco_client.wire.batch.PlainCall`; not changed afterwards.
             make: Makes the reference of its result, from the register.
 
         Returns:
@@ -492,7 +480,7 @@ class CommandLog:
             reg = ids.allocate()
             made = make(reg)
             self._makers[reg] = site
-            self._put_aside((site, (0, func, reg, len(args), *args)))
+            self._put_aside((site, ((), func, reg, args)))
             return made
         try:
             waiting = None
@@ -505,8 +493,7 @@ class CommandLog:
                         reg = ids.reuse(len(released)) if released else ids.allocate()
                         made = make(reg)
                         self._makers[reg] = site
-                        record = (len(released), *released, func, reg, len(args), *args)
-                        self._append(site, record)
+                        self._append(site, (released, func, reg, args))
                         if len(released) > 1:
                             ids.told(len(released) - 1)
                         break
@@ -529,7 +516,7 @@ class CommandLog:
             self._makers.update(dict.fromkeys(registers, site))
         return registers
 
-    def _append(self, site: Site, entry: _Record | EncodedCommand) -> None:
+    def _append(self, site: Site, entry: Entry) -> None:
         batch = self._filling
         entries = batch.entries
         entries.append((site, entry))
@@ -971,7 +958,7 @@ class CommandLog:
                 self._seal()
             if batch is self._filling:
                 return None
-            leaving = batch.leave(self._session)
+            leaving = batch.leave()
             if self.timeline is not None:
                 self.timeline.leave(batch.first_seq, batch.sites)
             return leaving

@@ -12,8 +12,9 @@ from disco_client.output import LogSink
 from disco_client.replies import Inbox
 from disco_client.scopes import current_scope
 from disco_client.threads import is_helper
-from disco_client.transport.base import OutgoingBatch, Transport, Welcome
+from disco_client.transport.base import Transport, Welcome
 from disco_client.transport.sent_log import SentLog
+from disco_client.wire.batch import OutgoingBatch
 from disco_client.wire.codec import EncodedReply
 
 __all__ = ["Conversation"]
@@ -44,9 +45,7 @@ class Conversation:
         on_lost: Callable[[SessionError], object],
     ) -> None:
         lock = make_lock()
-        log = self.log = CommandLog(
-            welcome.session, len(welcome.ranks), welcome.first_seq, welcome.window, lock
-        )
+        log = self.log = CommandLog(len(welcome.ranks), welcome.first_seq, welcome.window, lock)
         self.inbox = Inbox(
             log.acknowledge,
             lambda: log.acked,

@@ -28,7 +28,7 @@ class RecordingLog(CommandLog):
     """
 
     def __init__(self) -> None:
-        super().__init__(session=0, num_workers=1)
+        super().__init__(num_workers=1)
         self.nested_steps = 0
 
     def release(self, register: int) -> None:
@@ -65,7 +65,7 @@ class RecordingLog(CommandLog):
         with self._lock:
             self._seal()
             sealed = [batch for batch in self._batches() if batch is not self._filling]
-            return [batch.leave(0).payload() for batch in sealed]
+            return [batch.leave().encode().payload for batch in sealed]
 
 
 class Recorder(SessionCore):

@@ -25,12 +25,12 @@ from disco_client.transport.base import (
     ClientEnd,
     Expiry,
     Interrupted,
-    OutgoingBatch,
     Transport,
     Welcome,
 )
 from disco_client.transport.progress import Progress
-from disco_client.transport.sent_log import SentBatch, SentLog
+from disco_client.transport.sent_log import SentLog
+from disco_client.wire.batch import OutgoingBatch, SentBatch
 from disco_client.wire.codec import EncodedReply, EncodedValue, inner_values
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from disco_client.errors import EncodingError
-from disco_client.transport.sent_log import SentBatch
+from disco_client.wire.batch import Entry, SentBatch, add_to_batch, command_of, read_batch
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -60,9 +60,9 @@ class Segment:
     in_column: bool = False
     skipped: int = 0
 
-    def entries(self) -> Iterator[tuple[int, EncodedCommand | None, list[int]]]:
-        """Its commands; see :func:`entries`."""
-        return entries(self.first, EncodedBatch.FromString(bytes(self.payload)))
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """Its commands with their numbers."""
+        return read_batch(self.first, EncodedBatch.FromString(bytes(self.payload)))
 
 
 @dataclass(slots=True)
@@ -225,8 +225,9 @@ class Journal:
         kept = [_behind(segment, after) for segment in self.segments if segment.last > after]
         self.segments = [*segments, *kept]
         for segment in kept:
-            for _, command, _ in segment.entries():
-                tickets |= set(tickets_in(command.args)) if command is not None else set()
+            for _, command in segment.entries():
+                if not isinstance(command, tuple):
+                    tickets |= set(tickets_in(command.args))
         self.uploads = {t: found for t, found in self.uploads.items() if t in tickets}
         self.arrays_dropped = self.dropped = False
         self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
@@ -238,13 +239,9 @@ def _behind(segment: Segment, after: int) -> Segment:
     if segment.first > after:
         return segment
     batch = EncodedBatch()
-    for seq, command, record in segment.entries():
-        if seq <= after:
-            continue
-        if command is not None:
-            batch.commands.append(command)
-        if segment.in_column:
-            batch.calls.extend(record if command is None else (-1,))
+    for seq, command in segment.entries():
+        if seq > after:
+            add_to_batch(batch, command, in_column=segment.in_column)
     payload = bytearray(batch.SerializeToString())
     return Segment(after + 1, segment.last, payload, segment.in_column)
 
@@ -285,13 +282,12 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
     """
     whole = EncodedBatch.FromString(bytes(segment.payload))
     piece = ReplayStep(segment.first, 0, EncodedBatch(skipped=whole.skipped))
-    for seq, command, record in entries(segment.first, whole):
+    in_column = bool(whole.calls)
+    for seq, command in read_batch(segment.first, whole):
         piece.last = seq
-        if command is None:
-            piece.batch.calls.extend(record)
+        if isinstance(command, tuple):
+            add_to_batch(piece.batch, command, in_column=in_column)
             continue
-        if whole.calls:
-            piece.batch.calls.append(-1)
         piece.tickets.update(dict.fromkeys(tickets_in(command.args), seq))
         if command.action in _QUESTIONS and not is_open(seq):
             released, by = list(command.released), list(command.workers)
@@ -299,7 +295,7 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             command.action = _SYNC
             command.workers.extend(by)
             command.released.extend(released)
-        piece.batch.commands.append(command)
+        add_to_batch(piece.batch, command, in_column=in_column)
         if command.action == _SYNC and not is_open(seq):
             piece.awaited = True
             piece.by = command.workers[0] if command.workers else None
@@ -307,36 +303,6 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
             piece = ReplayStep(seq + 1, 0, EncodedBatch())
     if piece.last:
         yield piece
-
-
-def entries(
-    first: int, batch: EncodedBatch
-) -> Iterator[tuple[int, EncodedCommand | None, list[int]]]:
-    """The commands of a batch with their numbers.
-
-    Args:
-        first: The number that the batch begins with.
-        batch: The commands.
-
-    Yields:
-        The number, and either the command or its record in the column of calls.
-    """
-    seq = first + batch.skipped
-    if not batch.calls:
-        for number, command in enumerate(batch.commands, seq):
-            yield number, command, []
-        return
-    calls, at, commands = list(batch.calls), 0, iter(batch.commands)
-    while at < len(calls):
-        if calls[at] < 0:
-            yield seq, next(commands), []
-            at += 1
-        else:
-            head = at + 1 + calls[at]
-            after = head + 3 + calls[head + 2]
-            yield seq, None, calls[at:after]
-            at = after
-        seq += 1
 
 
 # Which commands of a journal must be replayed if a checkpoint has the arrays.
@@ -573,21 +539,5 @@ def _registers(value: EncodedValue) -> Iterator[int]:
 
 def _all_commands(segment: Segment) -> Iterator[tuple[int, EncodedCommand]]:
     """The commands of a segment with their numbers; those of the column are spelled out."""
-    for seq, command, record in segment.entries():
-        yield seq, _spelled_out(record) if command is None else command
-
-
-def _spelled_out(record: list[int]) -> EncodedCommand:
-    head = 1 + record[0]
-    command = EncodedCommand(
-        action=Action.CALL_PACKED,  # type: ignore[arg-type]  (the numbers are the same)
-        func=record[head],
-        reg=record[head + 1],
-        released=record[1:head],
-    )
-    for arg in record[head + 3 :]:
-        if arg & 1:
-            command.args.add().reg = arg >> 1
-        else:
-            command.args.add().int = arg >> 1
-    return command
+    for seq, command in segment.entries():
+        yield seq, command_of(command) if isinstance(command, tuple) else command

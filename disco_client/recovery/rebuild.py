@@ -28,7 +28,7 @@ from disco_client.recovery.base import MAX_CRASHES, Incarnation, Recovering, Suc
 from disco_client.scopes import Scope, current_scope
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
-from disco_client.transport.sent_log import SentBatch
+from disco_client.wire.batch import SentBatch
 from disco_client.wire.codec import EncodedBatch, EncodedReply
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from disco_client.recovery.journal import (
 )
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import ClientEnd, Transport
-from disco_client.transport.sent_log import SentBatch
+from disco_client.wire.batch import SentBatch
 from disco_client.wire.codec import EncodedCommand, EncodedReply
 
 __all__ = ["CrashLoopDetector", "KnownFailures", "Replayer", "Replaying"]

@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
-from disco_client.wire.codec import (
-    EncodedBatch,
-    EncodedCommand,
-    EncodedReply,
-    EnvelopeKind,
-    envelope,
-)
+from disco_client.wire.batch import OutgoingBatch
+from disco_client.wire.codec import EncodedReply
 from disco_client.wire.limits import WINDOW_COMMANDS
 
 if TYPE_CHECKING:
@@ -33,7 +28,6 @@ __all__ = [
     "ForeignTransport",
     "Interrupted",
     "Live",
-    "OutgoingBatch",
     "Pump",
     "QueuePosition",
     "RankPlace",
@@ -134,47 +128,6 @@ class Welcome:
     num_groups: int = 1
     ccl: str = ""
     window: int = WINDOW_COMMANDS
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingBatch:
-    """Commands that are sent together; they are encoded on request.
-
-    Attributes:
-        session: The session's id.
-        first_seq, last_seq: The numbers of the first and the last of them.
-        calls: The column of plain calls, or empty (see commands.proto).
-        commands: The others.
-        bulk: How many bytes of inline arrays and the like are among them.
-    """
-
-    session: int
-    first_seq: int
-    last_seq: int
-    calls: list[int]
-    commands: list[EncodedCommand]
-    bulk: int = 0
-
-    @property
-    def concerns(self) -> frozenset[int] | None:
-        """The workers that have anything to do for them; None for all workers."""
-        if self.calls or not all(each.workers and not each.released for each in self.commands):
-            return None
-        return frozenset(worker for each in self.commands for worker in each.workers)
-
-    def payload(self) -> bytes:
-        """Encodes them alone."""
-        return EncodedBatch(commands=self.commands, calls=self.calls).SerializeToString()
-
-    def envelope(self) -> bytes:
-        """Encodes them as they travel."""
-        return envelope(
-            EnvelopeKind.BATCH,
-            self.payload(),
-            session=self.session,
-            first_seq=self.first_seq,
-            last_seq=self.last_seq,
-        )
 
 
 class Interrupted(SessionError):

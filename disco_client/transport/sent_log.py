@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from disco_client.locks import make_lock
-from disco_client.transport.base import OutgoingBatch
-from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_client.wire.batch import OutgoingBatch, SentBatch
 from disco_client.wire.limits import WINDOW_BYTES, WINDOW_COMMANDS, commands_in
 
-__all__ = ["SentBatch", "SentLog"]
-
-
-@dataclass(frozen=True, slots=True)
-class SentBatch:
-    """Commands that are sent together, encoded.
-
-    Attributes:
-        first_seq, last_seq: The numbers of the first and the last of them.
-        payload: They themselves.
-        in_column: Whether that has a column of plain calls.
-    """
-
-    first_seq: int
-    last_seq: int
-    payload: bytes
-    in_column: bool = False
+__all__ = ["SentLog"]
 
 
 class _InFlight(NamedTuple):
@@ -121,14 +103,7 @@ class SentLog:
                     return None
             self._sending = worker, found
             batch = found.batch
-        return envelope(
-            EnvelopeKind.BATCH,
-            batch.payload,
-            session=self._session,
-            worker=worker,
-            first_seq=batch.first_seq,
-            last_seq=batch.last_seq,
-        )
+        return batch.envelope(self._session, worker)
 
     def sent(self) -> None:
         """Notes that the envelope that :meth:`send` returned is on its way."""
@@ -184,9 +159,7 @@ class SentLog:
         self._settle()
         if self._in_flight and self._in_flight[-1].batch.last_seq == taken.last_seq:
             return self._in_flight[-1]  # it was taken before, and has not left
-        return self._append(
-            SentBatch(taken.first_seq, taken.last_seq, taken.payload(), bool(taken.calls))
-        )
+        return self._append(taken.encode())
 
     def add(self, batch: SentBatch) -> None:
         """Adds a batch that does not come from the program."""

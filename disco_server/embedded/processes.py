@@ -32,9 +32,10 @@ from disco_client.pb import node_pb2
 from disco_client.reentry import is_of_system
 from disco_client.session import Session
 from disco_client.threads import limits
-from disco_client.transport.base import Bound, ClientEnd, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.base import Bound, ClientEnd, RankPlace, Welcome
 from disco_client.transport.progress import Progress
 from disco_client.waiting import AUTO, read_hang_report
+from disco_client.wire.batch import OutgoingBatch
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
 from disco_client.wire.reports import Inspection, decode_report
@@ -276,7 +277,7 @@ class ProcessTransport(Bound):
     # Commands and replies -----------------------------------------------------------------
 
     def _deliver(self, batch: OutgoingBatch, first: int) -> None:
-        framed = frame(batch.envelope())
+        framed = frame(batch.encode().envelope(self._session))
         concerned = batch.concerns
         ranks = list(self._children.ranks.values())
         for child in (*ranks[first:], *ranks[:first]):

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_client.threads import start_thread
-from disco_client.transport.base import ClientEnd, OutgoingBatch
+from disco_client.transport.base import ClientEnd
+from disco_client.wire.batch import OutgoingBatch
 
 __all__ = ["Sender"]
 

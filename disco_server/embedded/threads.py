@@ -34,9 +34,10 @@ from disco_client.output import ThreadStreamBase, print_logs
 from disco_client.reentry import Condition
 from disco_client.session import Session
 from disco_client.threads import start_thread
-from disco_client.transport.base import Bound, ClientEnd, OutgoingBatch, RankPlace, Welcome
+from disco_client.transport.base import Bound, ClientEnd, RankPlace, Welcome
 from disco_client.uncollected import frames_of
 from disco_client.waiting import AUTO, read_hang_report
+from disco_client.wire.batch import OutgoingBatch
 from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
 from disco_client.wire.values import ArrayPorter, Device

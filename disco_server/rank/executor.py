@@ -19,6 +19,7 @@ import disco_server.rank.builtins  # noqa: F401  # pyright: ignore[reportUnusedI
 from disco_client.errors import EncodingError, RemoteFailure
 from disco_client.tracing.ring import Flag, what_of
 from disco_client.wire.array_likes import ArrayRefused
+from disco_client.wire.batch import command_of
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -66,7 +67,7 @@ from disco_server.rank.signals import CALL_ENDS
 from disco_server.rank.worker import DevicePorter, Worker
 
 if TYPE_CHECKING:
-    from disco_client.transport.base import OutgoingBatch
+    from disco_client.wire.batch import OutgoingBatch
 
 __all__ = ["Executor", "FunctionNames", "ReplySink"]
 
@@ -347,8 +348,8 @@ class Executor:
                         result = None  # the register alone has it
                 except BaseException as error:  # noqa: BLE001  (user code may raise anything)
                     guard.calling = False
-                    command = EncodedCommand(action=_CALL, func=func, reg=reg)
-                    self._end_call(seq, command, _column(calls[first_arg:after]), error)
+                    command = command_of(((), func, reg, calls[first_arg:after]))
+                    self._end_call(seq, command, command.args, error)
                 if seq >= due:
                     due = flight.stamp(seq)
             at = after
@@ -755,11 +756,6 @@ def _overwrites(each: Overwritten, command: EncodedCommand) -> int:
     if each.input >= 0:
         return command.args[each.input].reg if each.input < len(command.args) else 0
     return each.register
-
-
-def _column(args: Iterable[int]) -> list[EncodedValue]:
-    """The arguments of a call in a column, as they stand in a command of its own."""
-    return [EncodedValue(reg=a >> 1) if a & 1 else EncodedValue(int=a >> 1) for a in args]
 
 
 _CALL: Any = Action.CALL_PACKED

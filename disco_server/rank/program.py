@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from disco_client.clock import monotonic, monotonic_ns
 from disco_client.errors import EncodingError
 from disco_client.text import many
+from disco_client.wire.batch import PlainCall, read_batch
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -64,8 +65,6 @@ Token: TypeAlias = str | int
 """A piece of a step's text, or the value whose variable belongs there."""
 
 _ELSEWHERE = "left to other workers"
-_PlainCall: TypeAlias = tuple[int, int, list[int]]
-"""Function, result and arguments, as in the column of a batch."""
 
 
 class ProgramStep(NamedTuple):
@@ -160,8 +159,8 @@ class Flattener:
             bound[register] = self.entry[outside]
         number = 0
         for payload in definition.batches:
-            for command in _commands(EncodedBatch.FromString(payload)):
-                number += 1
+            steps = read_batch(number + 1, EncodedBatch.FromString(payload))
+            for number, command in steps:
                 if isinstance(command, tuple):
                     self._add_plain(command, bound, caller or number)
                 else:
@@ -176,8 +175,8 @@ class Flattener:
         self.steps.append(ProgramStep(tokens, value, number, within, what))
         return value
 
-    def _add_plain(self, call: _PlainCall, bound: dict[int, int], number: int) -> None:
-        func, reg, args = call
+    def _add_plain(self, call: PlainCall, bound: dict[int, int], number: int) -> None:
+        _, func, reg, args = call
         tokens: list[Token] = [_value_of(func, bound), "("]
         for arg in args:
             tokens += (_value_of(arg >> 1, bound) if arg & 1 else str(arg >> 1), ", ")
@@ -308,31 +307,6 @@ class Flattener:
         name = f"c{len(self.constants)}"
         self.constants[name] = value
         return name
-
-
-def _commands(batch: EncodedBatch) -> Iterator[_PlainCall | EncodedCommand]:
-    """The commands of a batch in order; see commands.proto for its column."""
-    if not batch.calls:
-        yield from batch.commands
-        return
-    calls, others, at = list(batch.calls), iter(batch.commands), 0
-    while at < len(calls):
-        if calls[at] < 0:
-            command = next(others, None)
-            if command is None:
-                break
-            yield command
-            at += 1
-            continue
-        head = at + 1 + calls[at]
-        if head + 3 > len(calls) or not 0 <= calls[head + 2] <= len(calls) - head - 3:
-            break
-        func, reg, count = calls[head : head + 3]
-        at = head + 3 + count
-        yield func, reg, calls[head + 3 : at]
-    if at != len(calls):
-        msg = f"cannot read the recorded commands: their column breaks off at {at}"
-        raise EncodingError(msg)
 
 
 def _value_of(register: int, bound: dict[int, int]) -> int:

@@ -36,7 +36,7 @@ def take(log):
         if not log.await_commands():
             return None
     log.left(batch.last_seq)
-    return batch.envelope()
+    return batch.encode().envelope(SESSION)
 
 
 def take_now(log, kills=True):
@@ -52,7 +52,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.log = CommandLog(SESSION, 2)
+        self.log = CommandLog(2)
         self.live, self.dead, self.free = [], [], []
         self.issued, self.taken, self.most = 0, 0, 0
         self.acks = [0, 0]
@@ -128,7 +128,7 @@ TestLogMachine.settings = settings(max_examples=60, stateful_step_count=40, dead
 
 @pytest.fixture
 def log():
-    return CommandLog(SESSION, 1)
+    return CommandLog(1)
 
 
 def test_a_command_says_what_it_was_issued_with(log):
@@ -376,7 +376,7 @@ def test_a_batch_is_the_next_one_until_it_has_left(log):
     call(log)
     again = log.take_batch()
     assert (again.first_seq, again.last_seq) == (first.first_seq, first.last_seq) == (1, 1)
-    assert again.envelope() == first.envelope()
+    assert again.encode() == first.encode()
     log.left(1)
     second = log.take_batch()
     assert (second.first_seq, second.last_seq) == (2, 2)
@@ -424,7 +424,7 @@ def test_an_interrupted_acknowledgement_is_completed_by_the_next():
     """Wherever it was interrupted: what is done is forgotten, and who waits for room learns."""
     places, interrupted = 0, True
     while interrupted:
-        log, told = CommandLog(SESSION, 2, window=4), []
+        log, told = CommandLog(2, window=4), []
         for _ in range(4):
             call(log)
         take(log)
@@ -480,7 +480,7 @@ def test_what_is_issued_in_the_middle_of_another_command_follows_it(log, way, ou
     assert (register, inner) == (former, [2, 3])
     batch = take_now(log)
     assert (batch.first_seq, batch.last_seq) == (1, 5)
-    calls = EncodedBatch.FromString(EncodedEnvelope.FromString(batch.envelope()).payload)
+    calls = EncodedBatch.FromString(batch.encode().payload)
     outers = [-1] if outer == "issue" else [1, former, 1, register, 1, 6]
     assert list(calls.calls) == [-1, *outers, -1, 0, 5, 3, 1, 14, -1]
     own = [command.reg for command in calls.commands]

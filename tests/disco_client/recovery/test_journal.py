@@ -6,7 +6,7 @@ import pytest
 
 from disco_client.command_log import CommandLog
 from disco_client.recovery.journal import Journal, split_at_waits
-from disco_client.transport.sent_log import SentBatch, SentLog
+from disco_client.transport.sent_log import SentLog
 from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope
 
 LARGE = 1 << 20
@@ -14,7 +14,7 @@ LARGE = 1 << 20
 
 @pytest.fixture
 def log():
-    return CommandLog(7, 2)
+    return CommandLog(2)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def array(ticket):
 def keep(journal, log):
     """What happens to what is there when workers have executed it."""
     taken = log.take_batch()
-    batch = SentBatch(taken.first_seq, taken.last_seq, taken.payload(), bool(taken.calls))
+    batch = taken.encode()
     log.left(taken.last_seq)
     journal.append(batch)
     return batch
@@ -233,7 +233,7 @@ def test_what_came_after_a_checkpoint_may_be_in_one_batch_with_what_came_before(
     (segment,) = journal.segments
     assert (segment.first, segment.last) == (3, 4)
     assert list(EncodedBatch.FromString(bytes(segment.payload)).calls) == [0, 1, 3, 1, 2, -1]
-    assert [seq for seq, _, _ in segment.entries()] == [3, 4]
+    assert [seq for seq, _ in segment.entries()] == [3, 4]
 
 
 def test_an_array_that_was_given_up_is_kept(journal):

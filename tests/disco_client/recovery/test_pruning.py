@@ -7,7 +7,6 @@ import pytest
 from disco_client.command_log import CommandLog
 from disco_client.errors import EncodingError
 from disco_client.recovery.journal import Journal, PruneRequest, plan_pruning
-from disco_client.transport.sent_log import SentBatch
 from disco_client.wire.codec import Action, EncodedBatch
 
 
@@ -15,7 +14,7 @@ class Client:
     """Issues commands as a session does, and keeps them."""
 
     def __init__(self):
-        self.log = CommandLog(7, 2)
+        self.log = CommandLog(2)
         self.journal = Journal(1 << 20)
 
     def look_up(self, name):
@@ -51,10 +50,7 @@ class Client:
 
     def cut(self, made=(), published=(), failed=(), last=None):
         while (batch := self.log.take_batch()) is not None:
-            payload = batch.payload()
-            self.journal.append(
-                SentBatch(batch.first_seq, batch.last_seq, payload, bool(batch.calls))
-            )
+            self.journal.append(batch.encode())
             self.log.left(batch.last_seq)
         return plan_pruning(
             self.journal, PruneRequest(made, published, failed, last or self.log.last_seq)
@@ -192,4 +188,4 @@ def test_segments_skip_what_is_left_out(client):
     told = [(each.first, each.last, each.skipped) for each in made]
     assert told == [(1, 1, 0), (2, 4, 2), (5, 10, 4)]
     assert [EncodedBatch.FromString(bytes(each.payload)).skipped for each in made] == [0, 2, 4]
-    assert [seq for each in made for seq, _, _ in each.entries()] == [1, 4, 9, 10]
+    assert [seq for each in made for seq, _ in each.entries()] == [1, 4, 9, 10]

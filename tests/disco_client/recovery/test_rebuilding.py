@@ -204,7 +204,7 @@ def test_each_thread_that_has_lost_something_learns_of_it_once(session, model):
 def test_blocks_and_what_failed_before(session, model, lose, eventually):
     """A block is a scope; failures of before are for failures() alone."""
     session.get_global_func("tests.fail_on")(0)
-    eventually(lambda: session._core.inbox._unseen, what="the failure")
+    eventually(lambda: session._core.inbox._failed.some, what="the failure")
     block = session.scope()
     with block:
         model.add(1, 1)

@@ -287,7 +287,7 @@ def test_a_failure_that_nobody_has_seen_is_raised_afterwards(session, lose, even
     """It is not forgotten with the workers, and not told twice."""
     session.sync_all()
     session.get_global_func("tests.fail_on")(1)
-    eventually(lambda: session._core.inbox._unseen, what="the failure")
+    eventually(lambda: session._core.inbox._failed.some, what="the failure")
     lose(session)
     with pytest.raises(errors.RemoteException, match="told to fail"):
         session.sync_all()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from disco_client.transport.sent_log import SentBatch, SentLog
+from disco_client.transport.sent_log import SentLog
+from disco_client.wire.batch import SentBatch
 from disco_client.wire.codec import EncodedEnvelope
 from disco_client.wire.limits import WINDOW_BYTES
 

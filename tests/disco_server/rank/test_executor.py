@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from disco_client import Opaque, Shape
 from disco_client.errors import EncodingError
 from disco_client.tracing.ring import read_flight
+from disco_client.wire.batch import command_of, read_batch, write_column
 from disco_client.wire.codec import (
     Action,
     ArrayPorter,
@@ -499,18 +500,19 @@ def test_any_program_of_known_actions_is_executed_to_its_end(program):
 
 
 def both_forms(program):
-    """The same program as single commands and as a column with a command here and there."""
-    plain, column = EncodedBatch(), EncodedBatch()
+    """The same program as a column with a command here and there, and read, as single commands."""
+    entries = []
     for released, func, reg, args in program:
-        one = call(func, reg, *args, released=released)
-        plain.commands.append(one)
         if "text" in args:
-            column.calls.append(-1)
-            column.commands.append(one)
+            entries.append(call(func, reg, *args, released=released))
         else:
             numbers = [2 * arg + isinstance(arg, Register) for arg in args]
-            column.calls.extend([len(released), *released, func, reg, len(args), *numbers])
-    return plain.SerializeToString(), column.SerializeToString()
+            entries.append((released, func, reg, numbers))
+    calls, commands = write_column(entries)
+    column = EncodedBatch(calls=calls, commands=commands)
+    read = (entry for _, entry in read_batch(1, column))
+    plain = [command_of(each) if isinstance(each, tuple) else each for each in read]
+    return EncodedBatch(commands=plain).SerializeToString(), column.SerializeToString()
 
 
 registers = st.integers(1, 5)
@@ -540,3 +542,21 @@ def test_a_column_of_calls_does_what_the_commands_do(program):
         held = [value for value in rank.executor.registers.slots if value is not None]
         outcomes.append((rank.out.raw, held, rank.passed, rank.executor.seq))
     assert outcomes[0] == outcomes[1]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-2, 5), min_size=1, max_size=12), st.integers(0, 2))
+def test_a_column_is_read_as_everybody_reads_it(calls, beside):
+    """Whatever its numbers are: the same commands are in it, or it is refused."""
+    batch = EncodedBatch(calls=calls, commands=[SYNC] * beside)
+    rank = Rank()
+    try:
+        read = list(read_batch(1, batch))
+    except EncodingError:
+        with pytest.raises(EncodingError, match="cannot read the batch"):
+            rank.executor.run_batch(1, batch.SerializeToString())
+    else:
+        plain = [each for _, each in read if isinstance(each, tuple)]
+        assume(all(min(func, reg, *released, 0) == 0 for released, func, reg, _ in plain))
+        rank.executor.run_batch(1, batch.SerializeToString())
+        assert rank.executor.seq == read[-1][0]
