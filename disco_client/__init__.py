@@ -8,9 +8,20 @@ process can share this package's language without loading gRPC.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from disco_client.version import __version__
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    import warnings
+
+    warnings.warn(
+        "disco_client relies on the global interpreter lock, and this Python runs without it:"
+        " sessions may hang or lose commands; set PYTHON_GIL=1, or use an ordinary build",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 if TYPE_CHECKING:
     from disco_client.collectives import REDUCE_OPS

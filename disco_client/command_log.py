@@ -303,7 +303,7 @@ class CommandLog:
     ) -> None:
         self.window: int = window
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
-        self._lock = make_lock() if lock is None else lock
+        self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self._for_turn: deque[Callable[[], object]] = deque()  # called when there may be room
         self._ids = RegisterIds()

@@ -44,7 +44,7 @@ class Conversation:
         print_lines: LogSink,
         on_lost: Callable[[SessionError], object],
     ) -> None:
-        lock = make_lock()
+        lock = make_lock("session")
         log = self.log = CommandLog(len(welcome.ranks), welcome.first_seq, welcome.window, lock)
         self.inbox = Inbox(
             log.acknowledge,

@@ -1306,7 +1306,7 @@ class SessionCore:
         self.carrier = self.transport
         self.background.disown()
         self.callbacks.disown()
-        lock = make_lock()
+        lock = make_lock("session")
         self.log.disown(why, lock)
         self.inbox.disown(why, lock)
         self.recorders = {}

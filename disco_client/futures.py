@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, Self, cast
 
 from disco_client.copies import Handle
 from disco_client.errors import DiscoError, SessionError
+from disco_client.locks import check_free
 from disco_client.output import logger_of
 from disco_client.reentry import Condition
 from disco_client.threads import ThreadRefused, is_own, start_thread
@@ -442,6 +443,7 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
 
 
 def _call(call: Callable[[RefFuture], object], future: RefFuture) -> None:
+    check_free()
     try:
         call(future)
     except Exception:

@@ -101,7 +101,7 @@ class Inbox:
         self._acked = acked
         self._here = here
         self._explain = explain
-        self._lock = make_lock() if lock is None else lock
+        self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self._answers: dict[int, Answer] = {}
         self._failed = FailedCommands(origin, here(), first_seq)

@@ -22,9 +22,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from own_ports import check_awaited, own_port
 
-from disco_client import DRef, Session, connect
+from disco_client import DRef, Session, connect, locks
 from disco_client.wire.codec import Action, encode_value
 from disco_server.cli.local import LocalCluster
+
+# A lock that this process takes out of order fails the test.
+locks.check_order()
 
 # How long an example takes depends on what else the machine does; and a folder
 # that the examples of a test share is one that each of them writes anew.

@@ -432,11 +432,11 @@ class MemoryEndpoint:
         """Aborts the transfers of all threads; idempotent."""
         with self._lock:
             self._closed = True
-            self._memory.close()
             for sock in self._sockets:
                 # Wakes a thread that waits for the daemon, which closing would not.
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+        self._memory.close()
 
     def disown(self) -> None:
         """Closes a forked child's copies of sockets, and unmaps what it shares; takes no lock.

@@ -312,7 +312,7 @@ class Recovering(ABC):
     def __init__(self, first: Transport, successor: Successor, span: Span = NO_SPAN) -> None:
         self._span = span
         self._successor = successor
-        self._lock = make_lock()
+        self._lock = make_lock("sent")
         self._changed = Condition(self._lock)
         self._owned: Callable[[], bool] = owned(self._lock)
         self._transport = first

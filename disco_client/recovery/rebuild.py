@@ -23,6 +23,7 @@ from disco_client.errors import (
     WorkersReplaced,
     why_ended,
 )
+from disco_client.locks import check_free
 from disco_client.output import logger_of
 from disco_client.recovery.base import MAX_CRASHES, Incarnation, Recovering, Successor, because
 from disco_client.scopes import Scope, current_scope
@@ -238,6 +239,7 @@ class Rebuilding(Recovering):
         admission = self._admission
         try:
             self._prepare(core, admission, incarnation, first)
+            check_free()
             self._rebuild(session)
             core.sync()
         except BaseException as broke:  # noqa: BLE001  (whatever the program raises)

@@ -466,7 +466,7 @@ class _Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.sending = make_lock()
+        self.sending = make_lock("connection")
         self.owned: Callable[[], bool] = owned(self.sending)
         self.came: list[int] = []
         # What is to be sent: how much of the rest the socket has taken, and what follows it.
@@ -573,7 +573,7 @@ class _TlsLink(_Link):
 
         self._wants_more = ssl.SSLWantReadError
         self._ends = ssl.SSLZeroReturnError, ssl.SSLEOFError
-        self._using = make_lock()
+        self._using = make_lock("stream")
         self._received, self._encrypted = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._state = context.wrap_bio(self._received, self._encrypted, server_hostname=host)
         self._brought: deque[bytes] = deque()

@@ -92,7 +92,7 @@ class Outgoing:
     """
 
     def __init__(self) -> None:
-        self._lock = make_lock()
+        self._lock = make_lock("stream")
         self._changed = Condition(self._lock)
         self.entered: Callable[[], bool] = owned(self._lock)
         self._client: ClientEnd | None = None

@@ -75,7 +75,7 @@ class SentLog:
         self._left = left
         self._acked = acked
         self._retain = retain
-        self._lock = lock or make_lock()
+        self._lock = lock or make_lock("sent")
         self._window = window
         self._on_held = on_held
         self._held: _InFlight | None = None

@@ -83,7 +83,7 @@ class Children(RankDriver[RankChild]):
         super().__init__(session, node, watcher, assignment, monotonic)
         self._command, self._environ = command, environ
         self._name, self._watcher = name, watcher
-        self.order = make_lock()
+        self.order = make_lock("connection")
         self.followed = False
         self._started = Event()
         self._start_error: OSError | None = None

@@ -154,7 +154,7 @@ class RankChild(RankProcess):
 
     def renew_lock(self) -> None:
         """Frees the locks in a forked child, whichever thread of the parent held them."""
-        self._order = self._lock = make_lock()
+        self._order = self._lock = make_lock("connection")
         self.entered = owned(self._lock)
 
     def close(self) -> None:

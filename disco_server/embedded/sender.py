@@ -43,7 +43,7 @@ class Sender:
     ) -> None:
         self._client = client
         self._deliver = deliver
-        self._lock = make_lock() if lock is None else lock
+        self._lock = make_lock("connection") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self.delivered = 0
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)

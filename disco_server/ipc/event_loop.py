@@ -10,12 +10,14 @@ What is written to connections leaves at the end of a turn, with all that was po
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable
 from typing import Any
 
 from disco_client.output import logger_of
 from disco_client.transport.run_clock import RunClock
+from disco_server.settings import DEBUG
 
 __all__ = ["RunLoop", "at_end_of_turn"]
 
@@ -29,12 +31,18 @@ _LONGEST_S = 1.0
 
 
 class RunLoop(asyncio.SelectorEventLoop):
-    """An event loop whose :meth:`time` counts only while the process runs."""
+    """An event loop whose :meth:`time` counts only while the process runs.
+
+    With ``DISCO_DEBUG=1`` it refuses what other threads give it to do, but by
+    ``call_soon_threadsafe``.
+    """
 
     def __init__(self) -> None:
         self._clock = RunClock(_LONGEST_S)
         self._turning = _Turning(self._clock)
         super().__init__(self._turning)
+        self.set_debug(self.get_debug() or DEBUG.value())
+        self.slow_callback_duration = math.inf  # how long one takes is no fault
 
     def time(self) -> float:
         """The seconds for which this process has run."""

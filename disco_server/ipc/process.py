@@ -146,8 +146,8 @@ class RankProcess:
         self.arm: Callable[[bool], None] = lambda _armed: None
         self.local_workers = 1
         self._armed = False
-        self._order = make_lock() if order is None else order
-        self._lock = make_lock()
+        self._order = make_lock("connection") if order is None else order
+        self._lock = make_lock("stream")
         self.entered: Callable[[], bool] = owned(self._lock)
         self._unsent = Unsent(self.sock)
         self._held = 0

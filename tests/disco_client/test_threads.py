@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,15 @@ def test_what_a_call_raises_is_raised_where_it_is_waited_for():
     with pytest.raises(ValueError, match="no"):
         call_undisturbed(call)
     assert made == [1]
+
+
+@pytest.mark.parametrize("gil", [True, False])
+def test_a_python_without_the_global_interpreter_lock_is_warned_of(gil):
+    """By a warning that names the package and what to do, where the package is imported."""
+    program = f"import sys; sys._is_gil_enabled = lambda: {gil}; import disco_client"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = "RuntimeWarning: disco_client relies on the global interpreter lock"
+    assert (told in done.stderr, "PYTHON_GIL=1" in done.stderr) == (not gil, not gil)

@@ -6,6 +6,8 @@ import asyncio
 import os
 import time
 
+import pytest
+
 from disco_server.ipc.event_loop import RunLoop
 
 PAUSE_S = 2.5
@@ -48,3 +50,18 @@ def test_what_waits_for_nothing_but_time_ends_by_the_real_one():
 
     with asyncio.Runner(loop_factory=RunLoop) as runner:
         assert runner.run(wait()) > 1.4
+
+
+def test_a_loop_of_a_debugged_process_refuses_what_another_thread_gives_it(monkeypatch):
+    """By asyncio's own checks; what is given in the way for other threads is done."""
+    monkeypatch.setenv("DISCO_DEBUG", "1")
+
+    async def play():
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
+            await asyncio.to_thread(loop.call_soon, done.set)
+        await asyncio.to_thread(loop.call_soon_threadsafe, done.set)
+        await done.wait()
+
+    with asyncio.Runner(loop_factory=RunLoop) as runner:
+        runner.run(play())
