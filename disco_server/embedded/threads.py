@@ -306,12 +306,14 @@ class BorrowedArrays:
 
     def _put(self, ticket: int, array: BorrowedArray) -> None:
         with self._lock:
-            if ticket in self._unwanted:
+            unwanted = ticket in self._unwanted
+            if unwanted:
                 self._unwanted.discard(ticket)
-                array.drop()
             else:
                 self._arrays[ticket] = array
                 self._changed.notify_all()
+        if unwanted:
+            array.drop()
 
     def give_up(self, ticket: int, why: str) -> None:
         """Notes that an array will not come; a thread that waits for it gets the reason."""
@@ -330,8 +332,8 @@ class BorrowedArrays:
             array = self._arrays.pop(ticket, None)
             if array is None:
                 self._unwanted.add(ticket)
-            else:
-                array.drop()
+        if array is not None:
+            array.drop()
 
     def get(self, ticket: int) -> BorrowedArray:
         """Waits for the array of a ticket.

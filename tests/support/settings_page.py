@@ -35,7 +35,8 @@ A client program reads `DISCO_ADDRESS`, `DISCO_TLS_CA`, `DISCO_TLS_CERT`, `DISCO
 ([cli.md](cli.md#disco-context)), `DISCO_HANG_REPORT_S` ([reliability.md](reliability.md)),
 `DISCO_TRACEBACK` ([errors.md](errors.md)), and `DISCO_DEBUG`, which for a session of
 its own means that of its ranks too, and checks rules of threads ([threads.md](threads.md)).
-The command `disco` has `DISCO_VERBOSE` besides ([cli.md](cli.md)). Each rank is told `DISCO_WORKER_ID` and `DISCO_NUM_WORKERS`.
+The command `disco` has `DISCO_VERBOSE` besides ([cli.md](cli.md)).
+Each rank is told `DISCO_WORKER_ID` and `DISCO_NUM_WORKERS`.
 """
 
 
