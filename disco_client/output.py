@@ -101,7 +101,7 @@ class BackgroundWriter:
         """Begins anew in a forked child, where the thread is missing and locks may be held."""
         self._texts: queue.SimpleQueue[_WaitingText] = queue.SimpleQueue()
         self._running = threading.Lock()
-        self._lock = make_lock()
+        self._lock = make_lock("output")
         self._size = 0
         self._behind = False
         self._lost: Counter[Hashable] = Counter()

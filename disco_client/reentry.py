@@ -10,6 +10,7 @@ call. Other threads do not run in between either.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import sys
 import threading
@@ -19,11 +20,19 @@ from functools import partial
 from itertools import repeat, starmap
 from operator import attrgetter, methodcaller
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from disco_client.threads import call_undisturbed, is_refusal
 
-__all__ = ["Condition", "Event", "import_uninterrupted", "is_of_system", "move", "owned"]
+__all__ = [
+    "Condition",
+    "Event",
+    "import_uninterrupted",
+    "is_collecting",
+    "is_of_system",
+    "move",
+    "owned",
+]
 
 _Moved = TypeVar("_Moved")
 
@@ -31,6 +40,28 @@ _Moved = TypeVar("_Moved")
 def move(source: deque[_Moved], count: int, target: list[_Moved] | deque[_Moved]) -> None:
     """Moves the first items of a queue behind others, each of them once."""
     target.extend(map(_popleft, repeat(source, count)))
+
+
+class _Collections(list[object]):
+    """Its last item is the collector's dictionary about the collection that is in progress, if any.
+
+    The collector calls ``setattr`` with a phase and that dictionary, and so one of these setters.
+    All of them are functions in C, which nothing interrupts: what a signal handler raises in a
+    callback of the collector would be lost. The second one leaves only the dictionary's keys.
+    """
+
+    start = property(fset=cast("Any", list).append)
+    stop = property(fset=cast("Any", list).__init__)
+
+
+_collections = _Collections()
+_begun = threading.local()
+gc.callbacks += (partial(setattr, _begun), partial(setattr, _collections))
+
+
+def is_collecting() -> bool:
+    """Whether the calling thread is in a finalizer that the garbage collector has called."""
+    return bool(_collections) and _collections[-1] is getattr(_begun, "start", None)
 
 
 _TIMED_OUT = "timed out"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from functools import partial
 from itertools import chain, starmap
 from operator import attrgetter, methodcaller
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from disco_client.locks import make_lock
+from disco_client.reentry import is_collecting
 
 __all__ = ["collects_here", "current_frames", "frames_of", "reset_variable", "set_variable"]
 
@@ -29,22 +28,6 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class _Collections(list[object]):
-    """Its last item is the collector's dictionary about the collection that is in progress, if any.
-
-    The collector calls ``setattr`` with a phase and that dictionary, and so one of these setters.
-    All of them are functions in C, which nothing interrupts: what a signal handler raises in a
-    callback of the collector would be lost. The second one leaves only the dictionary's keys.
-    """
-
-    start = property(fset=cast("Any", list).append)
-    stop = property(fset=cast("Any", list).__init__)
-
-
-_collections = _Collections()
-_begun = threading.local()
-
-
 def collects_here() -> bool:
     """Whether the calling thread is in a finalizer that the interpreter may call within others.
 
@@ -52,11 +35,7 @@ def collects_here() -> bool:
     in the middle of its work. Then a finalizer may not set a variable of the context: somebody
     else, numpy for one, may be setting another one, and goes on with memory that was freed.
     """
-    return bool(_collections) and _collections[-1] is getattr(_begun, "start", None)
-
-
-if sys.version_info < (3, 12):
-    gc.callbacks += (partial(setattr, _begun), partial(setattr, _collections))
+    return sys.version_info < (3, 12) and is_collecting()
 
 
 def current_frames() -> dict[int, FrameType]:

@@ -10,7 +10,7 @@ import pytest
 
 import disco_client
 from disco_client.errors import Reentered
-from disco_client.locks import ORDER, check_free, check_no_lock_held, make_lock
+from disco_client.locks import ORDER, check_free, check_no_lock_held, make_lock, unordered
 
 
 @pytest.mark.parametrize("waits", ["sync", "get", "room"])
@@ -92,3 +92,25 @@ def test_a_function_of_the_program_is_called_without_a_lock():
     check_free()
     with make_lock(), pytest.raises(AssertionError, match="function of the program"):
         check_free()
+
+
+def test_what_comes_between_two_steps_takes_locks_in_any_order():
+    """A finalizer that the collector calls, and a handler that says so."""
+    outer, inner, taken = make_lock("sent"), make_lock("session"), []
+
+    class Taking:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            with outer:
+                taken.append("by the collector")
+
+    Taking()
+    with inner:
+        gc.collect()
+        with unordered(), outer:
+            taken.append("by a handler")
+        with pytest.raises(AssertionError), outer:
+            pass
+    assert taken == ["by the collector", "by a handler"]

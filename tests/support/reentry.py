@@ -27,6 +27,7 @@ from typing import Any, Self
 import numpy as np
 
 import disco_client as di
+from disco_client.locks import unordered
 
 __all__ = [
     "Finalizing",
@@ -536,7 +537,8 @@ class Handling:
         self._inside = True
         try:
             self.came += 1
-            self._act()
+            with unordered():
+                self._act()
         finally:
             self._inside = False
 
