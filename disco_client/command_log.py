@@ -24,7 +24,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -44,7 +43,7 @@ from disco_client.scopes import Scope, current_owner, current_scope, in_event_lo
 from disco_client.transport.base import Pump
 from disco_client.transport.progress import Progress
 from disco_client.waiting import Deadline, LongWaits
-from disco_client.wire.batch import Entry, OutgoingBatch, write_column
+from disco_client.wire.batch import Entry, OutgoingBatch, plain_call, write_column
 from disco_client.wire.codec import Action, EncodedCommand
 from disco_client.wire.limits import WINDOW_BYTES, WINDOW_COMMANDS
 
@@ -86,8 +85,6 @@ _KILLS_S = 0.05
 threads can send; waking the sending thread for each would take the workers' time."""
 
 _Entry: TypeAlias = "tuple[Site, Entry]"
-
-_WHAT = itemgetter(1)
 
 Fill: TypeAlias = Callable[[EncodedCommand], int]
 """Writes a command's arguments; returns how many bytes of bulk are among them."""
@@ -149,10 +146,10 @@ class _Batch:
         """Returns the commands for sending; only the lines that issued them are kept."""
         if self.leaving is not None:
             return self.leaving
-        calls, commands = write_column(map(_WHAT, self.entries))
+        sites, entries = map(list, zip(*self.entries, strict=True))
+        calls, commands = write_column(entries)
         last = self.next_seq - 1
         leaving = OutgoingBatch(self.first_seq, last, calls, commands, self.nbytes)
-        sites = [site for site, _ in self.entries]
         left: list[_Entry] = []
         self.sites = sites
         self.entries = left
@@ -465,7 +462,7 @@ class CommandLog:
 
         Args:
             func: The register of the function.
-            args: As of a :data:`~disco_client.wire.batch.PlainCall`; not changed afterwards.
+            args: As of :func:`~disco_client.wire.batch.plain_call`.
             make: Makes the reference of its result, from the register.
 
         Returns:
@@ -480,7 +477,7 @@ class CommandLog:
             reg = ids.allocate()
             made = make(reg)
             self._makers[reg] = site
-            self._put_aside((site, ((), func, reg, args)))
+            self._put_aside((site, plain_call((), func, reg, args)))
             return made
         try:
             waiting = None
@@ -493,7 +490,9 @@ class CommandLog:
                         reg = ids.reuse(len(released)) if released else ids.allocate()
                         made = make(reg)
                         self._makers[reg] = site
-                        self._append(site, (released, func, reg, args))
+                        # As plain_call writes it; calling that would cost a fortieth of this.
+                        row = (len(released), *released, func, reg, len(args), *args)
+                        self._append(site, row)
                         if len(released) > 1:
                             ids.told(len(released) - 1)
                         break

@@ -27,16 +27,15 @@ __all__ = [
     "SentBatch",
     "add_to_batch",
     "command_of",
+    "parts_of",
+    "plain_call",
     "read_batch",
     "write_column",
 ]
 
 
-PlainCall: TypeAlias = tuple[Sequence[int], int, int, Sequence[int]]
-"""The registers to release first, the function's, the result's, and the arguments.
-
-An argument is a register as ``2 * register + 1``, or an integer as ``2 * integer``.
-"""
+PlainCall: TypeAlias = tuple[int, ...]
+"""A call as the column has it; see :func:`plain_call`."""
 
 Entry: TypeAlias = "PlainCall | EncodedCommand"
 
@@ -106,6 +105,24 @@ class OutgoingBatch:
         return SentBatch(self.first_seq, self.last_seq, payload, bool(self.calls))
 
 
+def plain_call(released: Sequence[int], func: int, reg: int, args: Sequence[int]) -> PlainCall:
+    """Writes a call as a row of the column.
+
+    Args:
+        released: The registers to release first.
+        func: The function's register.
+        reg: The result's register.
+        args: A register as ``2 * register + 1``, an integer as ``2 * integer``.
+    """
+    return (len(released), *released, func, reg, len(args), *args)
+
+
+def parts_of(call: PlainCall) -> tuple[PlainCall, int, int, PlainCall]:
+    """What :func:`plain_call` was given."""
+    head = 1 + call[0]
+    return call[1:head], call[head], call[head + 1], call[head + 3 :]
+
+
 def write_column(entries: Iterable[Entry]) -> tuple[list[int], list[EncodedCommand]]:
     """Writes the plain calls among commands into a column.
 
@@ -118,8 +135,7 @@ def write_column(entries: Iterable[Entry]) -> tuple[list[int], list[EncodedComma
     for entry in entries:
         if isinstance(entry, tuple):
             some_plain = True
-            released, func, reg, args = entry
-            calls += (len(released), *released, func, reg, len(args), *args)
+            calls += entry
         else:
             commands.append(entry)
             calls.append(_ELSEWHERE)
@@ -168,9 +184,9 @@ def read_batch(first: int, batch: EncodedBatch) -> Iterator[tuple[int, Entry]]:
             head = at + 1 + calls[at]
             if head + 3 > len(calls) or not 0 <= calls[head + 2] <= len(calls) - head - 3:
                 break
-            func, reg, count = calls[head : head + 3]
-            released, at = calls[at + 1 : head], head + 3 + count
-            yield seq, (released, func, reg, calls[head + 3 : at])
+            after = head + 3 + calls[head + 2]
+            yield seq, tuple(calls[at:after])
+            at = after
         seq += 1
     if at != len(calls):
         raise EncodingError(f"cannot read a batch of commands: its column breaks off at {at}")
@@ -178,7 +194,7 @@ def read_batch(first: int, batch: EncodedBatch) -> Iterator[tuple[int, Entry]]:
 
 def command_of(call: PlainCall) -> EncodedCommand:
     """A plain call as a command of its own."""
-    released, func, reg, args = call
+    released, func, reg, args = parts_of(call)
     command = EncodedCommand(
         action=Action.CALL_PACKED,  # type: ignore[arg-type]  (the numbers are the same)
         func=func,

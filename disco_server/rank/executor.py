@@ -19,7 +19,7 @@ import disco_server.rank.builtins  # noqa: F401  # pyright: ignore[reportUnusedI
 from disco_client.errors import EncodingError, RemoteFailure
 from disco_client.tracing.ring import Flag, what_of
 from disco_client.wire.array_likes import ArrayRefused
-from disco_client.wire.batch import command_of
+from disco_client.wire.batch import command_of, plain_call
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -348,7 +348,7 @@ class Executor:
                         result = None  # the register alone has it
                 except BaseException as error:  # noqa: BLE001  (user code may raise anything)
                     guard.calling = False
-                    command = command_of(((), func, reg, calls[first_arg:after]))
+                    command = command_of(plain_call((), func, reg, calls[first_arg:after]))
                     self._end_call(seq, command, command.args, error)
                 if seq >= due:
                     due = flight.stamp(seq)

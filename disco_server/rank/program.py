@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from disco_client.clock import monotonic, monotonic_ns
 from disco_client.errors import EncodingError
 from disco_client.text import many
-from disco_client.wire.batch import PlainCall, read_batch
+from disco_client.wire.batch import PlainCall, parts_of, read_batch
 from disco_client.wire.codec import (
     Action,
     EncodedBatch,
@@ -176,7 +176,7 @@ class Flattener:
         return value
 
     def _add_plain(self, call: PlainCall, bound: dict[int, int], number: int) -> None:
-        _, func, reg, args = call
+        _, func, reg, args = parts_of(call)
         tokens: list[Token] = [_value_of(func, bound), "("]
         for arg in args:
             tokens += (_value_of(arg >> 1, bound) if arg & 1 else str(arg >> 1), ", ")

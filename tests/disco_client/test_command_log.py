@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from disco_client import EncodingError, Reentered, SessionClosed, command_log
 from disco_client.command_log import CommandLog
 from disco_client.scopes import current_scope
+from disco_client.wire.batch import plain_call, read_batch
 from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope
 
 SESSION = 0xD15C0
@@ -440,6 +441,17 @@ def test_an_interrupted_acknowledgement_is_completed_by_the_next():
         places += 1
     assert told == [True]
     assert places > 5
+
+
+def test_a_plain_call_stands_in_the_column_as_whoever_reads_it_expects(log):
+    """The log writes the row itself, for speed: what it releases, function, result, arguments."""
+    for _ in range(3):
+        log.issue_call(1, [], int)
+    for register in (1, 2):
+        log.release(register)
+    register = log.issue_call(7, [2 * 5 + 1, 2 * -3], int)
+    (*_, (seq, row)) = read_batch(1, EncodedBatch.FromString(log.take_batch().encode().payload))
+    assert (seq, row) == (4, plain_call((1, 2), 7, register, (11, -6)))
 
 
 @pytest.mark.parametrize("way", ["signal", "finalizer"])

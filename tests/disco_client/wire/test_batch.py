@@ -11,6 +11,8 @@ from disco_client.wire.batch import (
     OutgoingBatch,
     add_to_batch,
     command_of,
+    parts_of,
+    plain_call,
     read_batch,
     write_column,
 )
@@ -18,7 +20,8 @@ from disco_client.wire.codec import Action, EncodedBatch, EncodedCommand, Encode
 
 REGISTERS = st.integers(0, 2**31)
 ARGS = st.lists(st.integers(-(2**62), 2**62), max_size=4)
-CALLS = st.tuples(st.lists(REGISTERS, max_size=3), REGISTERS, REGISTERS, ARGS)
+PARTS = st.tuples(st.lists(REGISTERS, max_size=3), REGISTERS, REGISTERS, ARGS)
+CALLS = PARTS.map(lambda parts: plain_call(*parts))
 COMMANDS = st.builds(
     lambda reg: EncodedCommand(action=Action.GET_GLOBAL_FUNC, reg=reg), st.integers(1, 99)
 )
@@ -72,9 +75,15 @@ def test_a_column_that_names_a_command_too_many_is_refused():
         list(read_batch(1, batch))
 
 
+@given(PARTS)
+def test_a_plain_call_has_the_parts_of_which_it_was_made(parts):
+    """Registers to release, function, result and arguments."""
+    assert parts_of(plain_call(*parts)) == (tuple(parts[0]), *parts[1:3], tuple(parts[3]))
+
+
 def test_a_plain_call_may_be_spelled_out():
     """As a command, its arguments are values."""
-    command = command_of(((4, 5), 1, 2, (7, 12, -2)))
+    command = command_of(plain_call((4, 5), 1, 2, (7, 12, -2)))
     assert (command.action, command.func, command.reg) == (Action.CALL_PACKED, 1, 2)
     assert list(command.released) == [4, 5]
     assert [(arg.WhichOneof("kind"), arg.reg or arg.int) for arg in command.args] == [

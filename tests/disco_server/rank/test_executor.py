@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from disco_client import Opaque, Shape
 from disco_client.errors import EncodingError
 from disco_client.tracing.ring import read_flight
-from disco_client.wire.batch import command_of, read_batch, write_column
+from disco_client.wire.batch import (
+    command_of,
+    parts_of,
+    plain_call,
+    read_batch,
+    write_column,
+)
 from disco_client.wire.codec import (
     Action,
     ArrayPorter,
@@ -507,7 +513,7 @@ def both_forms(program):
             entries.append(call(func, reg, *args, released=released))
         else:
             numbers = [2 * arg + isinstance(arg, Register) for arg in args]
-            entries.append((released, func, reg, numbers))
+            entries.append(plain_call(released, func, reg, numbers))
     calls, commands = write_column(entries)
     column = EncodedBatch(calls=calls, commands=commands)
     read = (entry for _, entry in read_batch(1, column))
@@ -557,6 +563,6 @@ def test_a_column_is_read_as_everybody_reads_it(calls, beside):
             rank.executor.run_batch(1, batch.SerializeToString())
     else:
         plain = [each for _, each in read if isinstance(each, tuple)]
-        assume(all(min(func, reg, *released, 0) == 0 for released, func, reg, _ in plain))
+        assume(all(min(func, reg, *gone, 0) == 0 for gone, func, reg, _ in map(parts_of, plain)))
         rank.executor.run_batch(1, batch.SerializeToString())
         assert rank.executor.seq == read[-1][0]
