@@ -31,13 +31,13 @@ ORDER: Final = ("object", "connection", "stream", "sent", "session", "output")
 _RLock: Any = type(threading.RLock())
 
 
-class _Known(weakref.ref[Any]):
+class _Made(weakref.ref[Any]):
     """A lock that was made, and the number of its place."""
 
     place: int
 
 
-_known: set[_Known] = set()
+_made: set[_Made] = set()
 
 
 class _CheckedLock(_RLock):  # type: ignore[misc]  (it is a class, of no public name)
@@ -97,18 +97,16 @@ def make_lock(place: str = ORDER[0]) -> threading.RLock:
     if _checked:
         lock = _CheckedLock()
         lock.place = number
-    known = _Known(lock, _known.discard)
-    known.place = number
-    _known.add(known)
+    made = _Made(lock, _made.discard)
+    made.place = number
+    _made.add(made)
     return lock  # type: ignore[no-any-return]
 
 
 def _held() -> list[int]:
     """The places of the locks that the calling thread has."""
     # A copy is made in one step; while a tuple of them is, a lock that is collected may leave.
-    return [
-        known.place for known in _known.copy() if (lock := known()) is not None and owned(lock)()
-    ]
+    return [made.place for made in _made.copy() if (lock := made()) is not None and owned(lock)()]
 
 
 def _check(place: int) -> None:

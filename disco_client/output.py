@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeGuard
 from disco_client.forks import disown_in_children
 from disco_client.locks import make_lock
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
-from disco_client.threads import ThreadRefused, start_thread
+from disco_client.threads import start_thread
 
 __all__ = [
     "BackgroundWriter",
@@ -160,7 +160,7 @@ class BackgroundWriter:
         if self._running.acquire(blocking=False):
             try:
                 start_thread(threading.Thread(target=self._serve, name=self._name, daemon=True))
-            except ThreadRefused:  # no thread can be started, as at the end of the interpreter
+            except RuntimeError:  # no thread can be started, as at the end of the interpreter
                 self._run(0.0)
 
     def _serve(self) -> None:

@@ -7,6 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from disco_client.clock import monotonic, monotonic_ns
@@ -14,6 +15,7 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.tracing.ring import Since
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
+from disco_server.worker.tasks import call_in_thread
 
 if TYPE_CHECKING:
     from disco_server.worker.session import WorkerSession
@@ -133,7 +135,9 @@ class NodeInspector:
         ]
         self._looked_at += numbers
         try:
-            return await asyncio.to_thread(inspect_ranks, subjects, stacks=stacks, flights=flights)
+            return await call_in_thread(
+                partial(inspect_ranks, subjects, stacks=stacks, flights=flights)
+            )
         finally:
             for number in numbers:
                 self._looked_at.remove(number)

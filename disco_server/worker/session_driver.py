@@ -24,7 +24,7 @@ from disco_server.ipc.rank_driver import RankDriver, RankOwner
 from disco_server.settings import INIT_TIMEOUT_S
 from disco_server.worker.fork_server import NO_PROCESS, CannotStart
 from disco_server.worker.rank_handle import RankHandle
-from disco_server.worker.tasks import spawn
+from disco_server.worker.tasks import call_in_thread, spawn
 
 if TYPE_CHECKING:
     from disco_server.ipc.assignments import Assignments
@@ -122,12 +122,8 @@ class SessionDriver(RankDriver[RankHandle]):
             sweep_shared_memory(kvsname(self._session))
         except OSError as error:  # the session's slots matter more
             self._node_owner.log.warning("what its MPI left in /dev/shm stays there: %s", error)
-        remove = self._services.folders.remove
-        try:
-            # It may be much, so another thread does it.
-            await asyncio.to_thread(remove, self._session)
-        except RuntimeError:  # the system cannot start a thread
-            remove(self._session)
+        # It may be much, so another thread does it.
+        await call_in_thread(partial(self._services.folders.remove, self._session))
 
     # What the session's object decides ------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from disco_client.output import logger_of
 
-__all__ = ["end_task", "spawn"]
+__all__ = ["call_in_thread", "end_task", "spawn"]
+
+_Result = TypeVar("_Result")
 
 _logger = logger_of("disco.worker")
 _AGAIN_S = 0.5
@@ -29,6 +31,26 @@ def spawn(work: Awaitable[None], tasks: set[asyncio.Task[Any]]) -> asyncio.Task[
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
+
+
+async def call_in_thread(call: Callable[[], _Result]) -> _Result:
+    """Calls something in another thread; in this one, where none can be had.
+
+    That is so where the system starts no more, and from Python 3.12 on when the interpreter ends.
+    """
+    begun = False
+
+    def run() -> _Result:
+        nonlocal begun
+        begun = True
+        return call()
+
+    try:
+        return await asyncio.to_thread(run)
+    except RuntimeError:
+        if begun:
+            raise
+        return call()
 
 
 async def end_task(task: asyncio.Task[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import fcntl
 import io
@@ -289,3 +290,18 @@ def test_a_forked_child_has_its_own(capfd):
     assert os.waitpid(pid, 0)[1] == 0
     goes_on.set()
     assert capfd.readouterr().err == "from the child\n"
+
+
+@pytest.mark.parametrize(
+    "why", ["can't start new thread", "can't create new thread at interpreter shutdown"]
+)
+def test_where_no_thread_is_to_be_had_the_caller_writes(monkeypatch, why):
+    """As Python 3.12 and later refuse one when the interpreter ends; it was written on return."""
+
+    def refuse(*_arguments):
+        raise RuntimeError(why)
+
+    written, writer = [], BackgroundWriter("test", lambda *_: None)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    writer.pass_on(lambda: written.append(threading.get_ident()))
+    assert written == [threading.get_ident()]

@@ -398,7 +398,8 @@ def test_what_has_many_bytes_is_moved_without_being_known(session):
     """Beside the log, by broadcasts to the workers that have copies."""
     days = np.arange(20_000).astype("M8[s]")
     for placement in ("R", "S[0]"):
-        same(lay(session, days, placement).redistribute("R") + np.timedelta64(1, "s"), days + 1)
+        second = np.timedelta64(1, "s")
+        same(lay(session, days, placement).redistribute("R") + second, days + second)
 
 
 def test_limits_beyond_a_dtype_are_none(session):
