@@ -135,8 +135,14 @@ def _disown_all() -> None:
         gc.freeze()
     for thing in list(_kept):
         leak(thing)
+    errors: list[Exception] = []
     for owned in list(_owned):
-        owned.disown()
+        try:
+            owned.disown()
+        except Exception as error:  # noqa: BLE001  (the others are to be disowned all the same)
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("what a forked child could not disown", errors)
 
 
 if hasattr(os, "register_at_fork"):  # where processes can be forked

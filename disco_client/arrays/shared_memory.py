@@ -253,13 +253,16 @@ class MappedMemory:
     def close(self) -> None:
         """Lets go of all mappings that no copy needs any more."""
         with self._lock:
-            self._kept.clear()
-            self._seen.clear()
+            self._forget()
 
     def disown(self) -> None:
         """The same in a forked child, even if a thread of the parent held the lock."""
         self._lock = make_lock()
-        self.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._kept.clear()
+        self._seen.clear()
 
     def _find(self, fd: int, offset: int, nbytes: int) -> np.ndarray[Any, Any] | None:
         """The mapping of some memory, if it has one or gets one now."""
