@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from own_ports import own_port
 
 from disco_client import connect, errors
 from fault_tools.processes import frozen
@@ -211,8 +211,7 @@ disco_server.embedded.sockets._NODE_LEASE_S = {lease}
 
 def test_a_program_with_a_socket_session_that_stood_still_counts_nobody_s_silence(daemons):
     """Row 34: its controller stands still with it, and the other node goes on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = own_port()
     worker = ("--slots", "1", "--name", "other")
     daemons.worker(f"localhost:{port}", *worker, ready=False)
     opening = f"disco_client.SocketSession(2, 1, 1, 'localhost', {port}, logs=False)"
