@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeGuard
 from disco_client.forks import disown_in_children
 from disco_client.locks import make_lock
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
-from disco_client.threads import start_thread
+from disco_client.threads import is_refusal, start_thread
 
 __all__ = [
     "BackgroundWriter",
@@ -65,6 +65,10 @@ _LOOK_MS = 1_000
 """How often a thread that waits for room looks whether its stream was closed."""
 
 _here = threading.local()
+
+
+_AT_THE_END = "interpreter shutdown"
+"""In what Python 3.12 and later say of a thread when the interpreter ends."""
 
 
 @dataclass(slots=True)
@@ -157,15 +161,21 @@ class BackgroundWriter:
     # Its thread -----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._running.acquire(blocking=False):
-            try:
-                start_thread(threading.Thread(target=self._serve, name=self._name, daemon=True))
-            except RuntimeError:  # no thread can be started, as at the end of the interpreter
+        # The thread takes the lock itself: whoever starts it may be interrupted before it has.
+        if self._running.locked():
+            return
+        try:
+            start_thread(threading.Thread(target=self._serve, name=self._name, daemon=True))
+        except RuntimeError as error:
+            if not (is_refusal(error) or _AT_THE_END in str(error)):
+                raise  # a signal handler has raised it
+            if self._running.acquire(blocking=False):
                 self._run(0.0)
 
     def _serve(self) -> None:
-        _here.writes = True
-        self._run(_IDLE_S)
+        if self._running.acquire(blocking=False):
+            _here.writes = True
+            self._run(_IDLE_S)
 
     def _run(self, idle_s: float) -> None:
         while True:

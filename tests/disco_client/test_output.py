@@ -305,3 +305,19 @@ def test_where_no_thread_is_to_be_had_the_caller_writes(monkeypatch, why):
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
     writer.pass_on(lambda: written.append(threading.get_ident()))
     assert written == [threading.get_ident()]
+
+
+def test_what_interrupts_the_start_of_the_thread_keeps_nothing_from_being_written(monkeypatch):
+    """A handler may raise before the thread is there; the next text takes the former along."""
+    written, writer = [], BackgroundWriter("test", lambda *_: None)
+
+    def interrupt(_thread):
+        monkeypatch.undo()
+        raise TimeoutError("raised by a handler")
+
+    monkeypatch.setattr("disco_client.output.start_thread", interrupt)
+    with pytest.raises(TimeoutError):
+        writer.pass_on(lambda: written.append(1))
+    writer.pass_on(lambda: written.append(2))
+    writer.flush(10.0)
+    assert written == [1, 2]
