@@ -93,9 +93,8 @@ def make_lock(place: str = ORDER[0]) -> threading.RLock:
         place: Its place in `ORDER`.
     """
     number = ORDER.index(place)
-    lock: Any = threading.RLock()
+    lock: Any = _CheckedLock() if _checked else threading.RLock()
     if _checked:
-        lock = _CheckedLock()
         lock.place = number
     made = _Made(lock, _made.discard)
     made.place = number

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeGuard
 from disco_client.forks import disown_in_children
 from disco_client.locks import make_lock
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
-from disco_client.threads import is_refusal, start_thread
+from disco_client.threads import start_thread, starts_none
 
 __all__ = [
     "BackgroundWriter",
@@ -65,10 +65,6 @@ _LOOK_MS = 1_000
 """How often a thread that waits for room looks whether its stream was closed."""
 
 _here = threading.local()
-
-
-_AT_THE_END = "interpreter shutdown"
-"""In what Python 3.12 and later say of a thread when the interpreter ends."""
 
 
 @dataclass(slots=True)
@@ -167,7 +163,7 @@ class BackgroundWriter:
         try:
             start_thread(threading.Thread(target=self._serve, name=self._name, daemon=True))
         except RuntimeError as error:
-            if not (is_refusal(error) or _AT_THE_END in str(error)):
+            if not starts_none(error):
                 raise  # a signal handler has raised it
             if self._running.acquire(blocking=False):
                 self._run(0.0)

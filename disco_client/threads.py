@@ -34,10 +34,14 @@ __all__ = [
     "limits",
     "start_thread",
     "starting",
+    "starts_none",
 ]
 
 _REFUSED = "start new thread"
 """What every Python says of a thread that the system does not start."""
+
+_AT_THE_END = "interpreter shutdown"
+"""In what Python 3.12 and later say of a thread that is to start when the interpreter ends."""
 
 _GONE_S = 1.0
 """For how long the system may take to count a thread that has ended no more."""
@@ -69,6 +73,11 @@ def limits() -> str:
 def is_refusal(error: RuntimeError) -> bool:
     """Whether an error says that the system starts no thread."""
     return _REFUSED in str(error)
+
+
+def starts_none(error: RuntimeError) -> bool:
+    """Whether an error says that no thread starts, refused or because the interpreter ends."""
+    return is_refusal(error) or _AT_THE_END in str(error)
 
 
 @contextlib.contextmanager
