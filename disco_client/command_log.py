@@ -721,11 +721,6 @@ class CommandLog:
         """The largest register ever used."""
         return self._ids.high_water
 
-    def site(self, seq: int) -> IssuedAt | None:
-        """The line that issued a command not yet executed everywhere."""
-        origin = self.origin(seq)
-        return None if origin is None else origin[0]
-
     def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
         """The line and the scope that issued a command not yet executed everywhere."""
         with self._lock:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TypeVar, overload
 
+from disco_client.call_sites import Site
 from disco_client.command_log import MAX_COMMAND_BYTES, CommandLog
 from disco_client.copies import Handle
 from disco_client.core import Distributed, DPackedFunc, DRef, SessionCore, core_of
@@ -61,11 +62,16 @@ class RecordingLog(CommandLog):
         return has_room
 
     def encode(self) -> list[bytes]:
-        """Returns the batches as they travel; the lines that issued them are kept."""
+        """Returns the batches as they travel; the positions of their steps are kept."""
         with self._lock:
             self._seal()
             sealed = [batch for batch in self._batches() if batch is not self._filling]
             return [batch.leave().encode().payload for batch in sealed]
+
+    def sites(self) -> list[Site]:
+        """The positions in the program that issued the encoded steps, in order."""
+        with self._lock:
+            return [site for batch in self._batches() for site in batch.sites]
 
 
 class Recorder(SessionCore):
@@ -178,7 +184,7 @@ class Recorder(SessionCore):
         # Not by references: these could end before the program does.
         session.log.owners.keep(register, kept)
         definition = Definition(register, session.face(), steps.num_steps)
-        session.step_lines.add(defined, self._program_name, self.num_steps, steps.site)
+        session.step_lines.add(defined, self._program_name, steps.sites())
         weakref.finalize(definition, session.step_lines.end, defined).atexit = False
         return definition
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
-from disco_client.errors import IssuedAt, RemoteFailure
+from disco_client.call_sites import Site, locate
+from disco_client.errors import RemoteFailure
 from disco_client.locks import make_lock
 
 __all__ = ["StepLines"]
 
 _REMEMBERED_STEPS = 1 << 17
-
-Locate: TypeAlias = Callable[[int], IssuedAt | None]
-"""Finds the line that captured a step."""
 
 
 class StepLines:
@@ -26,22 +23,21 @@ class StepLines:
 
     def __init__(self) -> None:
         self._lock = make_lock()
-        self._known: dict[int, tuple[str, int, Locate]] = {}
+        self._known: dict[int, tuple[str, Sequence[Site]]] = {}
         self._ended: deque[int] = deque()
         self._fading: deque[int] = deque()
         self._fading_steps = 0
 
-    def add(self, defined: int, name: str, num_steps: int, locate: Locate) -> None:
+    def add(self, defined: int, name: str, sites: Sequence[Site]) -> None:
         """Remembers a program.
 
         Args:
             defined: The number of the command that defined it.
             name: Its name.
-            num_steps: How many steps it has.
-            locate: Finds a step's line.
+            sites: The positions that captured its steps, in order.
         """
         with self._lock:
-            self._known[defined] = name, num_steps, locate
+            self._known[defined] = name, sites
             self._forget()
 
     def end(self, defined: int) -> None:
@@ -52,9 +48,9 @@ class StepLines:
         while self._ended:
             defined = self._ended.popleft()
             self._fading.append(defined)
-            self._fading_steps += self._known[defined][1] + 1
+            self._fading_steps += len(self._known[defined][1]) + 1
         while self._fading_steps > _REMEMBERED_STEPS:
-            self._fading_steps -= self._known.pop(self._fading.popleft())[1] + 1
+            self._fading_steps -= len(self._known.pop(self._fading.popleft())[1]) + 1
 
     def explain(self, failure: RemoteFailure) -> RemoteFailure:
         """Adds to a failure in a program which one it was, and the step's line."""
@@ -62,5 +58,7 @@ class StepLines:
         known = self._known.get(failure.program)
         if known is None:
             return failure
-        name, _, locate = known
-        return replace(failure, program_name=name, captured_at=locate(failure.step))
+        name, sites = known
+        found = 0 < failure.step <= len(sites)
+        line = locate(sites[failure.step - 1]) if found else None
+        return replace(failure, program_name=name, captured_at=line)

@@ -19,7 +19,9 @@ from disco_client import (
     RemoteException,
     SessionClosed,
 )
-from disco_client.errors import IssuedAt, RemoteFailure
+from disco_client.call_sites import call_site, locate
+from disco_client.errors import RemoteFailure
+from disco_client.program import Recorder, RecordingLog
 from disco_client.step_lines import StepLines
 
 
@@ -398,12 +400,12 @@ def test_the_lines_of_gone_programs_fade(monkeypatch):
     """Those that ended last are remembered, up to a number of steps; live ones always."""
     monkeypatch.setattr("disco_client.step_lines._REMEMBERED_STEPS", 30)
     lines = StepLines()
-    here = IssuedAt("f.py", 3, "f")
+    sites = [call_site() for _ in range(9)]
     for defined in range(1, 6):
-        lines.add(defined, f"p{defined}", 9, lambda step: here if step == 4 else None)
+        lines.add(defined, f"p{defined}", sites)
         if defined > 1:
             lines.end(defined)
-    lines.add(6, "p6", 9, lambda _: None)
+    lines.add(6, "p6", sites)
 
     def explained(defined):
         failure = RemoteFailure(worker=0, seq=1, message="", program=defined, step=4)
@@ -411,7 +413,23 @@ def test_the_lines_of_gone_programs_fade(monkeypatch):
 
     assert [explained(n) for n in range(7)] == ["", "p1", "", "p3", "p4", "p5", "p6"]
     failure = RemoteFailure(worker=0, seq=1, message="", program=1, step=4)
-    assert lines.explain(failure).captured_at == here
+    assert lines.explain(failure).captured_at == locate(sites[3])
+
+
+def test_of_a_gone_program_only_the_lines_are_kept(session):
+    """Neither what recorded it nor its log stays, though its failures may yet be reported."""
+
+    def recording():
+        gc.collect()
+        return sum(isinstance(one, (Recorder, RecordingLog)) for one in gc.get_objects())
+
+    before = recording()
+    for _ in range(20):
+        with session.capture() as program:
+            program.output(session.get_global_func("numpy.add")(program.input("x"), 1))
+        assert program(1).debug_get_from_remote(0) == 2
+    del program
+    assert recording() == before
 
 
 # The end -------------------------------------------------------------------------------------

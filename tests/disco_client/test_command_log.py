@@ -120,7 +120,7 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def lines_are_known_until_executed(self):
         if self.issued:
-            assert (self.log.site(self.issued) is None) == (self.log.acked == self.issued)
+            assert (self.log.origin(self.issued) is None) == (self.log.acked == self.issued)
 
 
 TestLogMachine = LogMachine.TestCase
@@ -165,15 +165,15 @@ def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
 def test_a_line_is_the_callers_own(log):
     """The file, line and function outside this package, until all have executed it."""
     seq, _ = log.issue(Action.CALL_PACKED, func=1, reg=int)
-    site = log.site(seq)
-    assert site.filename == __file__
-    assert site.function == test_a_line_is_the_callers_own.__name__
-    assert site.line == test_a_line_is_the_callers_own.__code__.co_firstlineno + 2
+    line, scope = log.origin(seq)
+    assert line.filename == __file__
+    assert line.function == test_a_line_is_the_callers_own.__name__
+    assert line.line == test_a_line_is_the_callers_own.__code__.co_firstlineno + 2
     take(log)
-    assert log.site(seq) == site
+    assert log.origin(seq) == (line, scope)
     log.acknowledge(0, seq)
-    assert log.site(seq) is None
-    assert log.site(seq + 1) is None
+    assert log.origin(seq) is None
+    assert log.origin(seq + 1) is None
 
 
 def test_whoever_will_be_answered_is_announced_first(log):
@@ -435,7 +435,7 @@ def test_an_interrupted_acknowledgement_is_completed_by_the_next():
         interrupted = interrupt(lambda log=log: log.acknowledge(1, 4), places)
         log.acknowledge(1, 4)
         assert log.acked == 4, places
-        assert log.site(4) is None, places
+        assert log.origin(4) is None, places
         assert told, places
         assert not log.is_full(), places
         places += 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from disco_client import CaptureError, DModule, DPackedFunc, ForeignReference
+from disco_client.call_sites import locate
 from disco_client.command_log import MAX_COMMAND_BYTES
 from disco_client.program import RecordingLog
 from disco_client.wire.codec import Action, EncodedBatch
@@ -29,7 +30,9 @@ def test_steps_are_numbered_and_encoded_as_batches():
     first, second = map(EncodedBatch.FromString, log.encode())
     assert len(first.calls) == 2048 * 5
     assert len(second.commands) == 1
-    assert log.site(2101).function == "test_steps_are_numbered_and_encoded_as_batches"
+    sites = log.sites()
+    assert len(sites) == 2101
+    assert locate(sites[-1]).function == "test_steps_are_numbered_and_encoded_as_batches"
 
 
 @pytest.mark.parametrize("what", ["steps", "bytes"])

@@ -30,7 +30,7 @@ values = import_module("disco_hunt_values")
 sys.path.remove(str(WORKER_MODULES))
 build, describe = values.build, values.describe
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.timeout(1800)]
 
 
 # The law ----------------------------------------------------------------------------------
