@@ -15,7 +15,7 @@ So nothing that can be called is reached but functions of modules that are open 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MemberDescriptorType
 from typing import Any, Final, TypeVar, cast
 
@@ -239,7 +239,8 @@ def _function_of(found: Any) -> Any:
     if isinstance(found, cached_property):
         return cast("Any", found).func
     is_method = callable(found) and hasattr(type(found), "__get__")
-    return found if is_method and not isinstance(found, type) else None
+    # A class is none, nor is a partial, which has __get__ from Python 3.13 on, to warn of a change.
+    return found if is_method and not isinstance(found, (type, partial)) else None
 
 
 def _open_homes(kind: type) -> set[str]:
