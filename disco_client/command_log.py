@@ -40,6 +40,7 @@ from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import move, owned
 from disco_client.registers import Owners, RegisterIds
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
+from disco_client.session_end import SessionEnd
 from disco_client.transport.base import Pump
 from disco_client.transport.progress import Progress
 from disco_client.waiting import Deadline, LongWaits
@@ -234,6 +235,7 @@ class CommandLog:
         first_seq: The number of the first command.
         window: How many commands may be under way.
         lock: A reentrant lock that guards the log; its owner may guard more with it.
+        ending: How far the session has come to its end; its owner may know it, too.
 
     Attributes:
         window: As above.
@@ -244,7 +246,7 @@ class CommandLog:
         entered: Says whether the calling thread is in the middle of issuing a command.
         is_held: Says whether what is to be sent next waits until workers have executed more.
         in_transport: Says whether the calling thread is in the middle of sending or reading.
-        told: Whether a call has raised the error that closed the log.
+        ending: As above.
         asynchronous: Whether calls must not wait in an event loop.
         barred: Asked, if set, under the lock and by each call that issues a command, whether
             the call has to wait; may raise.
@@ -260,7 +262,6 @@ class CommandLog:
         "_batching",
         "_before_kills",
         "_beside_unmarked",
-        "_closed",
         "_dead",
         "_done",
         "_filling",
@@ -280,6 +281,7 @@ class CommandLog:
         "_wake",
         "asynchronous",
         "barred",
+        "ending",
         "entered",
         "in_transport",
         "is_held",
@@ -287,7 +289,6 @@ class CommandLog:
         "on_expect",
         "pump",
         "timeline",
-        "told",
         "window",
     )
 
@@ -297,6 +298,7 @@ class CommandLog:
         first_seq: int = 1,
         window: int = WINDOW_COMMANDS,
         lock: threading.RLock | None = None,
+        ending: SessionEnd | None = None,
     ) -> None:
         self.window: int = window
         self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
@@ -322,7 +324,6 @@ class CommandLog:
         self._kills_due = False
         self._passed_on = -math.inf
         self._batching: set[Scope] = set()
-        self._closed: SessionError | None = None
         self._for_room: deque[Callable[[], None]] = deque()
         self._noticed = first_seq - 1  # as executed, by all who wait for it
         self.asynchronous: bool = False
@@ -330,7 +331,7 @@ class CommandLog:
         self.pump: Pump | None = None
         self.in_transport: Callable[[], bool] = lambda: False
         self.is_held: Callable[[], bool] = lambda: False
-        self.told: bool = False
+        self.ending: SessionEnd = SessionEnd() if ending is None else ending
         self.long_waits: LongWaits = LongWaits()
         self.timeline: LogWatcher | None = None
 
@@ -558,7 +559,7 @@ class CommandLog:
     def mark(self) -> None:
         """Makes every worker acknowledge what it has executed; never waits."""
         with self._lock:
-            if self._closed is None:
+            if self.ending.refused is None:
                 self._append_mark(call_site())
         self._wake_sender()
 
@@ -709,7 +710,7 @@ class CommandLog:
     @property
     def closed(self) -> SessionError | None:
         """What later calls raise, once the log is closed."""
-        return self._closed
+        return self.ending.refused
 
     @property
     def acked(self) -> int:
@@ -745,15 +746,12 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost.
         """
-        if self._closed is not None:
-            self.told = True
-            # The same error is raised each time, with the traceback of this time.
-            raise self._closed.with_traceback(None)
+        self.ending.check_open()
 
     def is_full(self) -> bool:
         """Whether the caller would wait for room."""
         oldest, filling = self._oldest, self._filling
-        return self._closed is None and (
+        return self.ending.refused is None and (
             self._seq - self._done.slowest >= self.window
             or filling.before - oldest.before > WINDOW_BYTES
             or filling.beside_before + filling.beside - oldest.beside_before > WINDOW_ARRAY_BYTES
@@ -771,14 +769,14 @@ class CommandLog:
         self.check_open()
         limit = self._done.slowest + self.window
         # Without a call, so that nothing closes the log in between.
-        if self.barred is None and self._closed is None:
+        if self.barred is None and self.ending.refused is None:
             self._room = limit
         return True
 
     @property
     def has_much_room(self) -> bool:
         """Whether a quarter of the window is free, so that a caller can issue many commands."""
-        return self._closed is not None or (
+        return self.ending.refused is not None or (
             self._seq - self._done.slowest <= self.window * 3 // 4
             and self._bytes_under_way() <= WINDOW_BYTES * 3 // 4
             and self._beside_under_way() <= WINDOW_ARRAY_BYTES * 3 // 4
@@ -878,7 +876,7 @@ class CommandLog:
             with contextlib.suppress(Empty):
                 self._wake.get(timeout=_LOOK_ROOM_S)
             return True
-        if self._closed is not None:
+        if self.ending.refused is not None:
             return self._has_commands()
         if self.pump is not None and self._linger():
             return True
@@ -903,7 +901,7 @@ class CommandLog:
         self._awake = True
         with contextlib.suppress(Empty):
             self._wake.get(timeout=_LINGER_S)
-        if self._closed is not None or self._has_commands():
+        if self.ending.refused is not None or self._has_commands():
             return True
         self._awake = False
         return self._has_commands() or bool(self._dead)
@@ -964,7 +962,7 @@ class CommandLog:
             self._leaving = batch.next
 
     def _issue_kill(self) -> None:
-        if self._closed is not None:
+        if self.ending.refused is not None:
             self._dead.clear()
             return
         command = EncodedCommand(action=Action.KILL_REG)  # type: ignore[arg-type]  (as above)
@@ -1011,8 +1009,8 @@ class CommandLog:
             drop: Whether commands not yet taken are thrown away.
         """
         with self._lock:
-            if self._closed is None:
-                self._closed, self._room = why, 0
+            self._room = 0  # first, so that an exception leaves no log that is closed and has room
+            self.ending.close(why)
             if drop:
                 last = self.last_seq
                 self._aside.clear()

@@ -11,6 +11,7 @@ from disco_client.locks import make_lock
 from disco_client.output import LogSink
 from disco_client.replies import Inbox
 from disco_client.scopes import current_scope
+from disco_client.session_end import SessionEnd
 from disco_client.threads import is_helper
 from disco_client.transport.base import Transport, Welcome
 from disco_client.transport.sent_log import SentLog
@@ -44,8 +45,10 @@ class Conversation:
         print_lines: LogSink,
         on_lost: Callable[[SessionError], object],
     ) -> None:
-        lock = make_lock("session")
-        log = self.log = CommandLog(len(welcome.ranks), welcome.first_seq, welcome.window, lock)
+        lock, ending = make_lock("session"), SessionEnd()
+        log = self.log = CommandLog(
+            len(welcome.ranks), welcome.first_seq, welcome.window, lock, ending
+        )
         self.inbox = Inbox(
             log.acknowledge,
             lambda: log.acked,
@@ -54,6 +57,7 @@ class Conversation:
             explain,
             welcome.first_seq,
             lock,
+            ending,
         )
         self._sent = SentLog(
             welcome.session,

@@ -1324,7 +1324,7 @@ class SessionCore:
                         raise
                     self.sync()  # what references stood for is not wanted any more
             self.inbox.raise_left()
-        elif not (self.log.told or self.inbox.told):
+        elif not self.log.ending.told:
             raise lost
 
     # Checks --------------------------------------------------------------------------

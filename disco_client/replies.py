@@ -15,6 +15,7 @@ from disco_client.failed_commands import FailedCommand, FailedCommands, Failures
 from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import Event, owned
 from disco_client.scopes import NO_SCOPE, Scope
+from disco_client.session_end import SessionEnd
 from disco_client.sources import name_source
 from disco_client.threads import start_thread
 from disco_client.transport.base import Live, ProgressPump, Pump
@@ -76,11 +77,11 @@ class Inbox:
         first_seq: The number of its first command; those before are of a program that
             has left the session, and so are their failures.
         lock: A reentrant lock that guards it; its owner may guard more with it.
+        ending: How far the session has come to its end; its owner may know it, too.
 
     Attributes:
         pump: Lets the waiting thread send and receive by itself, if set.
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
-        told: Whether a call has raised the error that ended the session.
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
             has ended, that the session's workers were replaced.
         long_waits: Is notified of waits each second.
@@ -96,6 +97,7 @@ class Inbox:
         explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
         first_seq: int = 1,
         lock: threading.RLock | None = None,
+        ending: SessionEnd | None = None,
     ) -> None:
         self._acknowledge = acknowledge
         self._acked = acked
@@ -109,19 +111,18 @@ class Inbox:
         self._unattended: dict[int, Callable[[], None]] = {}
         self._some_unattended = Event()
         self._watching = False
-        self._lost: SessionError | None = None
+        self.ending: SessionEnd = SessionEnd() if ending is None else ending
         self.pump: Pump | None = None
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
         self.long_waits: LongWaits = LongWaits()
-        self.told = False
         self.on_replaced: Callable[[Scope], object] = lambda _scope: None
 
     def expect(self, seq: int, answers: int) -> None:
         """Prepares for the replies to a command that is about to be sent."""
         answer = Answer(answers)
         self._answers[seq] = answer
-        if self._lost is not None:
-            answer.error = self._lost
+        if self.ending.error is not None:
+            answer.error = self.ending.error
             answer.open()
 
     def receive(self, worker: int, reply: EncodedReply) -> None:
@@ -194,9 +195,8 @@ class Inbox:
     def lose(self, error: SessionError) -> None:
         """Ends every wait, now and later, with this error."""
         with self._lock:
-            if self._lost is None:
-                self._lost = error
-            self._end_waits(self._lost)
+            self.ending.end(error)
+            self._end_waits(self.ending.error or error)
             calls, self._unattended = list(self._unattended.values()), {}
         self._some_unattended.set()
         for call in calls:
@@ -218,7 +218,7 @@ class Inbox:
         self.entered = owned(lock)
         self._some_unattended = Event()
         self.decline = lambda _arrays: None
-        self.told = True  # leaving is no wait, and the errors of workers are the parent's
+        self.ending.told = True  # leaving is no wait, and the errors of workers are the parent's
         self.lose(why)
 
     def reopen(self) -> None:
@@ -326,8 +326,8 @@ class Inbox:
         answer = self._answers[seq]
         self._await(answer, alive, deadline)
         if answer.error is not None:
-            if answer.error is self._lost:
-                self.told = True
+            if answer.error is self.ending.error:
+                self.ending.told = True
             else:
                 self.on_replaced(self._here() if scope is None else scope)
             raise answer.error.with_traceback(None)
@@ -427,9 +427,7 @@ class Inbox:
                 alive()
                 since = self.long_waits.look(since)
             ask = None
-        if self._lost is not None:
-            self.told: bool = True
-            raise self._lost.with_traceback(None)
+        self.ending.check_alive()
 
     # Answers that no thread waits for ------------------------------------------------
 
@@ -478,10 +476,10 @@ class Inbox:
             return
         self._watching = True
         watched, since = 0, None
-        while self._lost is None:
+        while self.ending.error is None:
             self._some_unattended.clear()
             if not self._unattended:
-                if self._lost is None:
+                if self.ending.error is None:
                     self._some_unattended.wait()
                 continue
             time.sleep(LOOK_S)
@@ -575,7 +573,7 @@ class Inbox:
         command there is nothing more to wait for.
         """
         deadline = monotonic() + _CAUSE_WAIT_S
-        while self._lost is None and self._acked() < failed.seq and monotonic() < deadline:
+        while self.ending.error is None and self._acked() < failed.seq and monotonic() < deadline:
             if self._failed.is_explained(failed):
                 return
             time.sleep(_CAUSE_POLL_S)

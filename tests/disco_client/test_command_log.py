@@ -219,7 +219,7 @@ def test_a_closed_log_lets_the_last_commands_leave(log):
     log.close(SessionClosed("over"), drop=False)
     with pytest.raises(SessionClosed, match="over"):
         call(log)
-    assert log.told
+    assert log.ending.told
     assert read(take(log))[0].last_seq == 1
     assert take(log) is None
     log.close(SessionClosed("again"), drop=False)

@@ -192,7 +192,7 @@ def test_losing_the_session_ends_every_wait(inbox):
     inbox.lose(errors.ControllerLost("gone again"))
     waiting.join(5)
     assert raised == [lost]
-    assert inbox.told
+    assert inbox.ending.told
     assert inbox.wait(1, never).values[0].int == 5
     inbox.expect(3, 4)
     with pytest.raises(errors.ControllerLost, match=r"gone$"):
