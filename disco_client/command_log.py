@@ -9,26 +9,19 @@ finalizer that the garbage collector runs, and an exception may come out of any 
 a thread that holds the lock puts a second command aside, and it follows the first one. A
 change is one step of those that nothing interrupts (:mod:`disco_client.reentry`). Between
 two of them the log is consistent, and the next thread goes on from there.
-
-Batching happens by itself: a lone command wakes the sender at once; while the
-sender is busy with one batch, the next one grows. Over a transport that lets the
-program's threads send (:attr:`CommandLog.pump`), neither a command that a caller
-waits for nor a lone one wakes another thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from disco_client.call_sites import Site, call_site, locate
-from disco_client.clock import monotonic, monotonic_ns
+from disco_client.clock import monotonic_ns
 from disco_client.errors import (
     EncodingError,
     IssuedAt,
@@ -40,8 +33,8 @@ from disco_client.locks import check_no_lock_held, make_lock
 from disco_client.reentry import move, owned
 from disco_client.registers import Owners, RegisterIds
 from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
+from disco_client.sender_wakeup import SenderWakeup
 from disco_client.session_end import SessionEnd
-from disco_client.transport.base import Pump
 from disco_client.transport.progress import Progress
 from disco_client.waiting import Deadline, LongWaits
 from disco_client.wire.batch import Entry, OutgoingBatch, plain_call, write_column
@@ -76,14 +69,6 @@ _FULL = (
     "as many commands or bytes are under way as may be, and the call would stop the event loop"
     " until workers have executed some; before it, `await session.ready()`"
 )
-
-_LINGER_S = 0.001
-"""After how long a sending thread looks for more commands, once, before it sleeps. Where
-the program's threads can send, commands that are further apart leave one by one."""
-
-_KILLS_S = 0.05
-"""How long a freed register waits for a command that takes it along, where the program's
-threads can send; waking the sending thread for each would take the workers' time."""
 
 _Entry: TypeAlias = "tuple[Site, Entry]"
 
@@ -241,10 +226,8 @@ class CommandLog:
         window: As above.
         on_expect: Called with (seq, workers) under the log's lock, before a
             command that will be answered can be sent.
-        pump: Lets a thread that issues a command, or waits for its answer, send what is
-            pending by itself, if set.
+        sender: Wakes the thread that sends.
         entered: Says whether the calling thread is in the middle of issuing a command.
-        is_held: Says whether what is to be sent next waits until workers have executed more.
         in_transport: Says whether the calling thread is in the middle of sending or reading.
         ending: As above.
         asynchronous: Whether calls must not wait in an event loop.
@@ -258,8 +241,6 @@ class CommandLog:
     __slots__ = (
         "__weakref__",
         "_aside",
-        "_awake",
-        "_batching",
         "_before_kills",
         "_beside_unmarked",
         "_dead",
@@ -268,26 +249,22 @@ class CommandLog:
         "_for_room",
         "_for_turn",
         "_ids",
-        "_kills_due",
         "_last_kill",
         "_leaving",
         "_lock",
         "_makers",
         "_noticed",
         "_oldest",
-        "_passed_on",
         "_room",
         "_seq",
-        "_wake",
         "asynchronous",
         "barred",
         "ending",
         "entered",
         "in_transport",
-        "is_held",
         "long_waits",
         "on_expect",
-        "pump",
+        "sender",
         "timeline",
         "window",
     )
@@ -319,18 +296,12 @@ class CommandLog:
         self._done = Progress(num_workers, first_seq - 1)
         # Commands up to this number need not ask for room; set back where that may be over.
         self._room = 0
-        self._wake: SimpleQueue[bool] = SimpleQueue()
-        self._awake = False
-        self._kills_due = False
-        self._passed_on = -math.inf
-        self._batching: set[Scope] = set()
         self._for_room: deque[Callable[[], None]] = deque()
         self._noticed = first_seq - 1  # as executed, by all who wait for it
         self.asynchronous: bool = False
         self.barred: Bar | None = None
-        self.pump: Pump | None = None
+        self.sender: SenderWakeup = SenderWakeup(self)
         self.in_transport: Callable[[], bool] = lambda: False
-        self.is_held: Callable[[], bool] = lambda: False
         self.ending: SessionEnd = SessionEnd() if ending is None else ending
         self.long_waits: LongWaits = LongWaits()
         self.timeline: LogWatcher | None = None
@@ -404,10 +375,10 @@ class CommandLog:
                 waiting = self._wait_for(turn, deadline, waiting)
             if waiting is not None:
                 self._note_wait(waiting)
-            if not (answers and self.pump is not None):
-                self._pass_on(answered=answers > 0)
+            if not (answers and self.sender.pump is not None):
+                self.sender.pass_on(answered=answers > 0)
         except BaseException:
-            self._wake_sender(always=True)  # it may have been appended
+            self.sender.wake(always=True)  # it may have been appended
             raise
         return seq, made
 
@@ -501,9 +472,9 @@ class CommandLog:
                 waiting = self._wait_for(turn, None, waiting)
             if waiting is not None:
                 self._note_wait(waiting)
-            self._pass_on()
+            self.sender.pass_on()
         except BaseException:
-            self._wake_sender(always=True)  # it may have been appended
+            self.sender.wake(always=True)  # it may have been appended
             raise
         return made
 
@@ -533,7 +504,7 @@ class CommandLog:
         """Keeps a command that this thread issues in the middle of another one."""
         self.check_open()
         self._aside.append(entry)
-        self._wake_sender(always=True)
+        self.sender.wake(always=True)
 
     def check_entered(self) -> None:
         """Makes sure that this thread is not in the middle of issuing a command.
@@ -561,31 +532,7 @@ class CommandLog:
         with self._lock:
             if self.ending.refused is None:
                 self._append_mark(call_site())
-        self._wake_sender()
-
-    def _pass_on(self, *, answered: bool = False) -> None:
-        """Gets a command on its way: a lone one in this thread, several in the sender's.
-
-        Args:
-            answered: Whether a caller will wait for its answer.
-        """
-        if self._awake or (self._batching and not answered and current_owner() in self._batching):
-            return
-        pump = self.pump
-        if pump is None or not pump.sends_lone:
-            self._wake_sender()
-        elif (now := monotonic()) - self._passed_on > _LINGER_S and not pump.entered:
-            self._passed_on = now
-            pump.flush()
-        else:
-            self._wake_sender()
-
-    def _wake_sender(self, *, always: bool = False) -> None:
-        if always or not self._awake:
-            if self.timeline is not None:
-                self.timeline.wake()
-            self._awake = True
-            self._wake.put(True)
+        self.sender.wake()
 
     def release(self, register: int) -> None:
         """Notes that a reference died; safe inside the garbage collector."""
@@ -596,29 +543,7 @@ class CommandLog:
             self._dead.extend(ended)
         else:
             return
-        if self.pump is None:
-            self._wake_sender()
-        elif not (self._awake or self._kills_due):
-            self._kills_due = True
-            self._wake.put(False)
-
-    @contextlib.contextmanager
-    def batch(self) -> Generator[None]:
-        """Lets what this task or thread issues in a block leave together.
-
-        It leaves when the block ends, or before with a command that is answered.
-        """
-        owner = current_owner()
-        if owner in self._batching:  # a block within a block
-            yield
-            return
-        self._batching.add(owner)
-        try:
-            yield
-        finally:
-            self._batching.discard(owner)
-            if self._has_commands():
-                self._pass_on()
+        self.sender.note_freed()
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
@@ -684,6 +609,11 @@ class CommandLog:
                 self._for_turn.popleft()()
         except IndexError:
             pass
+
+    def watch(self, watcher: LogWatcher | None) -> None:
+        """Lets something be notified of what happens here, or nothing."""
+        self.sender.on_wake = None if watcher is None else watcher.wake
+        self.timeline = watcher
 
     def live_registers(self) -> set[int]:
         """The registers that references stand for."""
@@ -843,8 +773,8 @@ class CommandLog:
             DiscoTimeout: The wait has taken too long.
         """
         began, since = waiting or (monotonic_ns(), None)
-        if self._batching:  # what the caller waits for may not have left
-            self._wake_sender()
+        if self.sender.batching:  # what the caller waits for may not have left
+            self.sender.wake()
         # The transport calls close() when the session is lost, so this ends.
         if not turn.acquire(timeout=_LOOK_ROOM_S if deadline is None else deadline.left()):
             if deadline is not None:
@@ -868,64 +798,27 @@ class CommandLog:
 
     # The transport's side ---------------------------------------------------
 
-    def await_commands(self) -> bool:
-        """Waits until there may be commands to take; False once there never will be."""
-        if self.is_held():
-            self._awake = True  # by what was issued it is not to be woken
-            # An exception may keep a thread from waking this one.
-            with contextlib.suppress(Empty):
-                self._wake.get(timeout=_LOOK_ROOM_S)
-            return True
-        if self.ending.refused is not None:
-            return self._has_commands()
-        if self.pump is not None and self._linger():
-            return True
-        self._sleep()
-        self._awake = False
-        return True
-
-    def nudge(self) -> None:
-        """Wakes the thread that waits for commands, whether there are some or not."""
-        self._wake.put(True)
-
     def nudge_on_progress(self) -> None:
         """Wakes that thread when workers have executed more."""
-        self._for_turn.append(self.nudge)
+        self._for_turn.append(self.sender.nudge)
 
-    def _linger(self) -> bool:
-        """Looks for commands a while, so that issuing one need not wake this thread.
+    @property
+    def dead(self) -> deque[int]:
+        """The registers that were freed, of which no command tells yet."""
+        return self._dead
 
-        A woken thread takes the interpreter from the one that issues and often soon
-        waits for what it issued.
-        """
-        self._awake = True
-        with contextlib.suppress(Empty):
-            self._wake.get(timeout=_LINGER_S)
-        if self.ending.refused is not None or self._has_commands():
-            return True
-        self._awake = False
-        return self._has_commands() or bool(self._dead)
+    @property
+    def newest(self) -> int:
+        """The number of the newest command, perhaps without those put aside."""
+        return self._seq
 
-    def _sleep(self) -> None:
-        """Waits until this thread is woken, or has to send freed registers on their own."""
-        if self.pump is None:
-            self._wake.get()
-            return
-        while True:
-            # Mostly the next command takes them along. While commands come, this thread looks
-            # now and then by itself, and no freed register wakes it.
-            self._kills_due, newest = True, self._seq
-            with contextlib.suppress(Empty):
-                if self._wake.get(timeout=_KILLS_S):
-                    return
-            if self._dead:
-                return
-            if self._seq == newest:
-                self._kills_due = False  # before the look, as a register may be freed meanwhile
-                if self._dead or self._wake.get():
-                    return
+    @property
+    def refuses(self) -> bool:
+        """Whether no more commands are taken."""
+        return self.ending.refused is not None
 
-    def _has_commands(self) -> bool:
+    def has_commands(self) -> bool:
+        """Whether there are commands that have not left."""
         leaving = self._leaving
         return leaving is not self._filling or bool(leaving.entries or self._aside)
 
@@ -943,7 +836,7 @@ class CommandLog:
         with self._lock:
             if self._aside:
                 self._take_aside()
-            if kills and self._dead and not self._has_commands():
+            if kills and self._dead and not self.has_commands():
                 self._issue_kill()
             batch = self._leaving
             if batch is self._filling:
@@ -1017,7 +910,7 @@ class CommandLog:
                 self._oldest = self._leaving = self._filling = _Batch(last + 1)
                 self._seq = last
         self.wake_callers()
-        self._wake.put(True)
+        self.sender.nudge()
 
     def disown(self, why: SessionError, lock: threading.RLock) -> None:
         """Refuses everything in a forked child, where another lock guards it.
@@ -1027,7 +920,7 @@ class CommandLog:
         self._lock = lock
         self.entered = owned(self._lock)
         self._for_turn = deque()
-        self._wake = SimpleQueue()
+        self.sender.disown()
         self.timeline = None
         self.close(why, drop=True)
 

@@ -68,7 +68,7 @@ class Conversation:
             on_held=log.nudge_on_progress,
         )
         log.on_expect = self.inbox.expect
-        log.is_held = self._sent.is_held
+        log.sender.is_held = self._sent.is_held
         self._name = welcome.name
         self._print = print_lines
         self._on_lost = on_lost
@@ -79,7 +79,7 @@ class Conversation:
         Raises:
             ThreadRefused: The system starts no thread for it.
         """
-        self.log.pump = self.inbox.pump = transport.pump
+        self.log.sender.pump = self.inbox.pump = transport.pump
         self.log.in_transport = lambda: is_helper() or transport.entered
         self.inbox.decline = transport.decline
         try:
@@ -92,11 +92,11 @@ class Conversation:
 
     def await_commands(self) -> bool:
         """Waits until there may be commands to take; False once there never will be."""
-        return self.log.await_commands()
+        return self.log.sender.wait()
 
     def nudge(self) -> None:
         """Wakes the thread that waits for commands."""
-        self.log.nudge()
+        self.log.sender.nudge()
 
     def mark(self) -> None:
         """Issues a command that workers acknowledge."""

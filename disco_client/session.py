@@ -1355,7 +1355,7 @@ class Session:
             >>> print(four.get())
             4
         """
-        return self._core.log.batch()
+        return self._core.log.sender.batch()
 
     def failures(self) -> Failures:
         """Errors that no call has raised, of threads, tasks and blocks that ended.

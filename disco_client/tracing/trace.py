@@ -253,7 +253,7 @@ class Trace:
         under_way.trace = self
         core.carrier = cast("Transport", TimedArrays(core.transport, self._timeline))
         core.inbox = cast("Any", TimedInbox(core.inbox, self._timeline))
-        core.log.timeline = self._timeline
+        core.log.watch(self._timeline)
         return self
 
     def __exit__(
@@ -269,7 +269,7 @@ class Trace:
             if kind is None and core.log.closed is None:
                 _settle(core)
         finally:
-            core.log.timeline = None
+            core.log.watch(None)
             core.inbox = cast("TimedInbox", core.inbox).inbox
             core.carrier = core.transport
             core.part(_UnderWay).trace = None

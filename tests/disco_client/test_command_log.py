@@ -34,7 +34,7 @@ def call(log, *, reg=int, **options):
 def take(log):
     """Waits for commands and encodes them, as a transport does; None when there are no more."""
     while (batch := log.take_batch()) is None:
-        if not log.await_commands():
+        if not log.sender.wait():
             return None
     log.left(batch.last_seq)
     return batch.encode().envelope(SESSION)

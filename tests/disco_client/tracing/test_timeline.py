@@ -19,7 +19,7 @@ SITE = sys._getframe().f_code, 0
 def test_commands_that_leave_together_are_noted_with_their_lines():
     """From the first one that woke the sender to where they left."""
     log, timeline = CommandLog(1), Timeline()
-    log.timeline = timeline
+    log.watch(timeline)
     for _ in range(3):
         log.issue(Action.SYNC_WORKER, reg=0)
     log.take_batch()

@@ -52,7 +52,7 @@ def test_what_nobody_waits_for_leaves_by_itself(eventually):
     log = client.log
     left = []
     sender = Sender(client, lambda batch, first: left.append((batch.last_seq, first)))
-    log.pump = Flushing(sender)
+    log.sender.pump = Flushing(sender)
     for turn in range(3):
         _, register = log.issue(Action.CALL_PACKED, func=1, reg=int)
         eventually(lambda seq=2 * turn + 1: left and left[-1][0] == seq, what="the command")
@@ -68,16 +68,16 @@ def started():
     client, left = converse(), []
     log = client.log
     sender = Sender(client, lambda batch, _first: left.append((batch.first_seq, batch.last_seq)))
-    log.pump = Flushing(sender)
+    log.sender.pump = Flushing(sender)
     return log, sender, left
 
 
 def test_a_batch_leaves_together_at_its_end():
     """Nothing of it before; a block within it changes nothing, and other threads wait for none."""
     log, sender, left = started()
-    with log.batch():
+    with log.sender.batch():
         log.issue(Action.CALL_PACKED, func=1, reg=int)
-        with log.batch():
+        with log.sender.batch():
             log.issue(Action.CALL_PACKED, func=1, reg=int)
         log.issue(Action.CALL_PACKED, func=1, reg=int)
         assert left == []
@@ -89,7 +89,7 @@ def test_a_batch_leaves_together_at_its_end():
 def test_a_thread_beside_a_batch_sends_what_it_issues(eventually):
     """With all that was issued before."""
     log, sender, left = started()
-    with log.batch():
+    with log.sender.batch():
         log.issue(Action.CALL_PACKED, func=1, reg=int)
         other = threading.Thread(target=lambda: log.issue(Action.CALL_PACKED, func=1, reg=int))
         other.start()
@@ -110,7 +110,7 @@ def test_a_batch_of_more_than_may_be_under_way_goes_on():
         log.acknowledge(0, batch.last_seq)
 
     sender = Sender(client, execute)
-    with log.batch():
+    with log.sender.batch():
         for _ in range(WINDOW_COMMANDS + 10):
             log.issue(Action.CALL_PACKED, func=1, reg=int)
     log.close(SessionClosed("over"), drop=False)
