@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from disco_client.bulk_io import progress_bar, whole_path
+from disco_client.call_sites import locate
 from disco_client.errors import ConfigError, EncodingError, RemoteError, SessionError
 from disco_client.telemetry.spans import spanned
 from disco_client.wire.codec import Action, EncodedCommand
@@ -125,7 +126,7 @@ def _save_all(core: SessionCore, replaying: Replaying, where: str) -> None:
     core.sync()
     last = core.log.last_seq
     live = core.log.live_registers()
-    high = core.log.high_water
+    high = core.log.registers.high_water
     restore = _restore(last, high, folder, fingerprint)
     restore[-1][1].released.extend(int(n) for n in numbers if int(n) not in live)
     replaying.prune([int(n) for n in numbers if int(n) in made], names, live, restore, last)
@@ -167,8 +168,8 @@ def _find_made(
 
 def _what(core: SessionCore, replaying: Replaying, register: int) -> str:
     """What is in a register, for people: the function that made it, and the line that issued it."""
-    line, name = core.log.maker(register), replaying.maker_of(register)
-    at = f" ({line})" if line is not None else ""
+    sites, name = core.log.registers.sites_of([register]), replaying.maker_of(register)
+    at = f" ({locate(sites[0])})" if sites else ""
     return f"what {name}() returned{at}" if name else f"what was made by a program{at}"
 
 

@@ -80,7 +80,7 @@ class Conversation:
             ThreadRefused: The system starts no thread for it.
         """
         self.log.sender.pump = self.inbox.pump = transport.pump
-        self.log.in_transport = lambda: is_helper() or transport.entered
+        self.log.window.in_transport = lambda: is_helper() or transport.entered
         self.inbox.decline = transport.decline
         try:
             transport.start(self)

@@ -71,7 +71,8 @@ from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, checked_dtype, d
 if TYPE_CHECKING:
     import numpy as np
 
-    from disco_client.command_log import Abandoned, Bar, Fill
+    from disco_client.command_log import Abandoned, Fill
+    from disco_client.window import Bar
 
 __all__ = [
     "ChosenFunction",
@@ -695,17 +696,17 @@ class SessionCore:
         nodes = many(len({rank.node for rank in self.welcome.ranks}), "node")
         return f"<Session {self.name!r}: {many(self.num_workers, 'worker')} on {nodes}, {state}>"
 
-    def restart(self, barred: Bar) -> Abandoned:
+    def restart(self, bar: Bar) -> Abandoned:
         """Forgets what was issued, and what it knows of workers that others replace.
 
         Args:
-            barred: See :attr:`CommandLog.barred <disco_client.command_log.CommandLog>`.
+            bar: See :class:`~disco_client.window.Window`.
         """
         self._builtins = {}
         for part in self._parts.values():
             if isinstance(part, Renewable):
                 part.renew()
-        return self.log.restart(barred)
+        return self.log.restart(bar)
 
     # Functions -----------------------------------------------------------------
 
@@ -1135,7 +1136,7 @@ class SessionCore:
     @property
     def must_not_wait(self) -> bool:
         """Whether this is the event loop of a program that has asked not to stop it."""
-        return self.log.asynchronous and in_event_loop()
+        return self.log.window.asynchronous and in_event_loop()
 
     def check_may_wait(self, instead: str) -> None:
         """Makes sure that a call may wait for workers.
@@ -1331,7 +1332,7 @@ class SessionCore:
 
     def share(self, register: int) -> None:
         """Notes one more reference to a register, which the last one that dies frees."""
-        self.log.owners.add(register)
+        self.log.registers.owners.add(register)
 
     def here(self) -> SessionCore:
         """This session, or what records for it in a task or thread that captures a program."""
@@ -1413,7 +1414,7 @@ def _converse(
         found = look_at(transport, made.log)
         return str(found), found.verdict, found.goes_on
 
-    made.log.long_waits = made.inbox.long_waits = LongWaits(after, describe)
+    made.log.window.long_waits = made.inbox.long_waits = LongWaits(after, describe)
     span.note(
         {
             "disco.session.id": f"{welcome.session:016x}",

@@ -550,9 +550,9 @@ async def await_room(log: CommandLog) -> None:
         SessionError: The session is closed or lost.
     """
     if log.is_full():
-        while not log.has_much_room:
+        while not log.window.has_much_room:
             waiter, wake = _waiter()
-            log.call_when_room(wake)
+            log.window.call_when_room(wake)
             await waiter
     log.check_open()
 

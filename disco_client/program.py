@@ -46,7 +46,7 @@ class RecordingLog(CommandLog):
         Raises:
             CaptureError: The program would be too long.
         """
-        nbytes = self._filling.before + self._filling.nbytes
+        nbytes = self._batches.filling.before + self._batches.filling.nbytes
         if self.num_steps >= MAX_STEPS or nbytes > MAX_COMMAND_BYTES:
             msg = (
                 f"expected a program of at most {MAX_STEPS} steps and {MAX_COMMAND_BYTES} bytes of "
@@ -64,14 +64,15 @@ class RecordingLog(CommandLog):
     def encode(self) -> list[bytes]:
         """Returns the batches as they travel; the positions of their steps are kept."""
         with self._lock:
-            self._seal()
-            sealed = [batch for batch in self._batches() if batch is not self._filling]
+            batches = self._batches
+            batches.seal()
+            sealed = [batch for batch in batches if batch is not batches.filling]
             return [batch.leave().encode().payload for batch in sealed]
 
     def sites(self) -> list[Site]:
         """The positions in the program that issued the encoded steps, in order."""
         with self._lock:
-            return [site for batch in self._batches() for site in batch.sites]
+            return [site for batch in self._batches for site in batch.sites]
 
 
 class Recorder(SessionCore):
@@ -182,7 +183,7 @@ class Recorder(SessionCore):
         session.check_entered()
         defined, register = session.log.issue(Action.DEFINE_PROGRAM, fill, reg=int)
         # Not by references: these could end before the program does.
-        session.log.owners.keep(register, kept)
+        session.log.registers.owners.keep(register, kept)
         definition = Definition(register, session.face(), steps.num_steps)
         session.step_lines.add(defined, self._program_name, steps.sites())
         weakref.finalize(definition, session.step_lines.end, defined).atexit = False

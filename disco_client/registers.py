@@ -9,8 +9,9 @@ workers' register files as small as the program's largest number of live referen
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from disco_client.call_sites import Site
 from disco_client.reentry import move
 
 __all__ = ["Owners", "RegisterIds"]
@@ -88,13 +89,15 @@ class RegisterIds:
         owners: Whose the registers are.
         dead: Those that have no owner any more, the oldest first. Workers learn it with the next
             command, in which one of them may be used again.
+        makers: The positions in the program that issued the commands whose results are in them.
     """
 
-    __slots__ = ("_free", "_next", "dead", "owners")
+    __slots__ = ("_free", "_next", "dead", "makers", "owners")
 
     def __init__(self) -> None:
-        self.owners = Owners()
+        self.owners: Owners = Owners()
         self.dead: deque[int] = deque()
+        self.makers: dict[int, Site] = {}
         self._free: list[int] = []
         self._next = 1  # 0 is never a live register
 
@@ -124,6 +127,11 @@ class RegisterIds:
     def live(self) -> set[int]:
         """The ids that references stand for at this moment."""
         return set(range(1, self._next)).difference(self._free, self.dead)
+
+    def sites_of(self, registers: Iterable[int]) -> list[Site]:
+        """The positions that issued the commands whose results are in some of them."""
+        makers = self.makers
+        return [makers[register] for register in registers if register in makers]
 
     @property
     def high_water(self) -> int:

@@ -1613,7 +1613,7 @@ class Session:
     async def __aenter__(self) -> Self:
         self.__enter__()
         # From now on calls that would wait refuse to, in any event loop.
-        self._core.log.asynchronous = True
+        self._core.log.window.asynchronous = True
         return self
 
     async def __aexit__(self, kind: object, value: object, trace: object) -> None:

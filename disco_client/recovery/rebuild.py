@@ -49,9 +49,8 @@ _logger = logger_of(__name__)
 class Admission:
     """Decides which calls may issue commands, and which learn that workers were replaced.
 
-    A log asks it, under its lock (:attr:`CommandLog.barred
-    <disco_client.command_log.CommandLog>`), from when commands are lost until each scope
-    that is concerned has learned of it.
+    It is the bar of the log's :class:`~disco_client.window.Window` from when commands are lost
+    until each scope that is concerned has learned of it.
 
     Args:
         log: The session's.
@@ -88,7 +87,7 @@ class Admission:
             return True
         lost = self._untold.pop(current_scope(self._log), None)
         if not self._untold:
-            self._log.barred = None
+            self._log.window.bar = None
         if lost is not None:
             raise self._make(lost)
         return False
@@ -123,7 +122,7 @@ class Admission:
         if self._thread:
             self._lost = error
             self._inbox.end(lambda: error, self.last + 1, sys.maxsize)
-            self._log.wake_callers()
+            self._log.window.wake_callers()
 
     def end(self, make: Callable[[bool], SessionError]) -> None:
         """Admits all threads; the scopes that have lost something learn of it first.
@@ -136,7 +135,7 @@ class Admission:
             del self._untold[scope]
         self._inbox.set_aside(list(self._untold))
         self._thread = 0
-        self._log.wake_callers()
+        self._log.window.wake_callers()
         self._inbox.end(lambda: make(True), 0, self.last)
 
 

@@ -43,7 +43,7 @@ def issued(eventually):
 
     def count(session):
         gc.collect()  # which otherwise frees some of other tests between two counts
-        eventually(lambda: not session._core.log._dead)
+        eventually(lambda: not session._core.log.registers.dead)
         return session.statistics()["issued"]
 
     return count
@@ -650,7 +650,7 @@ def test_ready_awaits_room_for_commands(open_session, tmp_path, tools_of, issued
         async with open_session(1) as session:
             tools = tools_of(session)
             echo = session.get_global_func("conformance.echo")
-            session._core.log.window = 8192
+            session._core.log.window.commands = 8192
             tools.call("wait_for_file", str(held))
             refs, said = until_refused(echo)
             assert "await session.ready()" in said

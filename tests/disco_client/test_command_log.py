@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from disco_client import EncodingError, Reentered, SessionClosed, command_log
+from disco_client import EncodingError, Reentered, SessionClosed, batches, command_log
 from disco_client.command_log import CommandLog
 from disco_client.scopes import current_scope
 from disco_client.wire.batch import plain_call, read_batch
@@ -149,8 +149,8 @@ def test_a_command_says_what_it_was_issued_with(log):
 
 def test_a_burst_leaves_in_batches_of_bounded_size(log, monkeypatch):
     """By number and by bytes, in order and without a gap."""
-    monkeypatch.setattr(command_log, "MAX_BATCH_COMMANDS", 10)
-    monkeypatch.setattr(command_log, "MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(batches, "MAX_BATCH_COMMANDS", 10)
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", 100)
     for _ in range(25):
         call(log)
     for _ in range(3):
@@ -186,12 +186,10 @@ def test_whoever_will_be_answered_is_announced_first(log):
 
 
 @pytest.mark.parametrize("limit", ["commands", "bytes"])
-def test_a_full_window_holds_the_next_call_until_workers_catch_up(
-    log, monkeypatch, limit, eventually
-):
+def test_a_full_window_holds_the_next_call_until_workers_catch_up(log, limit, eventually):
     """No relay on the way ever holds more than the window."""
-    log.window = 8 if limit == "commands" else 1000
-    monkeypatch.setattr(command_log, "WINDOW_BYTES", 100)
+    log.window.commands = 8 if limit == "commands" else 1000
+    log.window.nbytes = 100
     if limit == "commands":
         for _ in range(8):
             call(log)
@@ -235,7 +233,7 @@ def test_a_lost_log_drops_what_was_not_taken(log):
 
 def test_closing_wakes_who_waits_for_room(log, eventually):
     """With the reason, not with a place in the log."""
-    log.window = 1
+    log.window.commands = 1
     call(log)
     raised = []
 
@@ -332,9 +330,9 @@ def test_many_threads_keep_one_order(log):
     assert sorted(got) == [(n, n) for n in range(1, 2001)]
 
 
-def test_arrays_beside_the_log_are_bounded_too(log, monkeypatch):
+def test_arrays_beside_the_log_are_bounded_too(log):
     """Their bytes count until their command is executed, and a mark asks how far workers are."""
-    monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", 100)
+    log.window.beside = 100
     for _ in range(3):
         log.issue(Action.CALL_PACKED, reg=int, beside=lambda: 40)
     assert log.statistics()["array_bytes_under_way"] == 120
@@ -430,7 +428,7 @@ def test_an_interrupted_acknowledgement_is_completed_by_the_next():
             call(log)
         take(log)
         log.acknowledge(0, 4)
-        log.call_when_room(lambda told=told: told.append(True))
+        log.window.call_when_room(lambda told=told: told.append(True))
         assert log.is_full()
         interrupted = interrupt(lambda log=log: log.acknowledge(1, 4), places)
         log.acknowledge(1, 4)
@@ -522,7 +520,7 @@ def test_while_one_thread_is_alone_the_others_wait(log):
 
 def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log):
     """Calls that waited for room ask then whether they have to wait, and may learn why."""
-    log.window = 3
+    log.window.commands = 3
     learned = []
 
     class Replaced(Exception):
@@ -555,15 +553,15 @@ def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log):
     assert log.take_batch() is None
     assert log.statistics()["acks"] == [3] * len(log.statistics()["acks"])
     assert log.statistics()["array_bytes_under_way"] == 0
-    log.barred = None
-    log.wake_callers()
+    log.window.bar = None
+    log.window.wake_callers()
     assert call(log) == (4, dead)
     assert log.take_batch().first_seq == 4
 
 
 def test_a_mark_waits_for_nobody(log):
     """Whoever recovers a session must not wait for room that workers are to make."""
-    log.window = 1
+    log.window.commands = 1
     call(log)
     log.mark()
     _, commands = read(take(log))

@@ -20,7 +20,7 @@ def test_a_wait_of_a_thread_that_has_a_lock_is_refused_after_a_moment(waits):
         add = session.get_global_func("numpy.add")
         session.sync_all()
         session.get_global_func("time.sleep")(3.0)
-        session._core.log.window = 1 if waits == "room" else 1000
+        session._core.log.window.commands = 1 if waits == "room" else 1000
         wait = {
             "sync": session.sync_all,
             "get": lambda: add(1, 2).debug_get_from_remote(0),
@@ -28,7 +28,7 @@ def test_a_wait_of_a_thread_that_has_a_lock_is_refused_after_a_moment(waits):
         }[waits]
         with make_lock(), pytest.raises(Reentered):
             wait()
-        session._core.log.window = 1000
+        session._core.log.window.commands = 1000
         assert add(1, 2).debug_get_from_remote(0) == 3
 
 

@@ -107,7 +107,9 @@ def test_a_description_that_fails_does_not_end_the_wait(capfd):
 def test_a_call_that_waits_for_room_is_reported_too(capfd, eventually):
     """Acknowledgements come in meanwhile, and the call goes on when there is room."""
     log = CommandLog(1, window=1)
-    log.long_waits = LongWaits(0.5, lambda: (f"acked {log.statistics()['acked']}", "", False))
+    log.window.long_waits = LongWaits(
+        0.5, lambda: (f"acked {log.statistics()['acked']}", "", False)
+    )
     log.issue_call(1, [], int)
     thread = threading.Thread(target=log.issue_call, args=(1, [], int))
     thread.start()

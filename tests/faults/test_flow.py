@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from disco_client import command_log, connect
+from disco_client import batches, connect
 from disco_client.pb import controller_pb2
 from disco_client.transport.channel import CHANNEL_OPTIONS, target
 from disco_client.wire.codec import (
@@ -81,7 +81,7 @@ def test_a_slow_worker_slows_the_client_at_the_window_of_commands(node, eventual
     """Row 27: no more commands are under way than the window; nobody's memory grows."""
     controller, daemon = node(1)
     with connect(controller.address, num_workers=1, logs=False) as session:
-        session._core.log.window = 2048
+        session._core.log.window.commands = 2048
         session.import_python_module("disco_test_functions")
         nap = session.get_global_func("tests.sleep")
         session.sync_all()
@@ -99,24 +99,23 @@ def test_a_slow_worker_slows_the_client_at_the_window_of_commands(node, eventual
                 most = max(most, under_way())
                 time.sleep(0.01)
             after = all_memory(*pids)
-        assert most <= 2048 + command_log.MAX_BATCH_COMMANDS
+        assert most <= 2048 + batches.MAX_BATCH_COMMANDS
         assert all(now - then < SLACK for then, now in zip(before, after, strict=True))
         session.sync_all()
 
 
 @pytest.mark.parametrize("size", [48 << 10, 2 << 20], ids=["inline", "beside"])
 def test_a_slow_worker_slows_the_client_at_the_window_of_bytes(
-    open_kind, monkeypatch, eventually, size, long_seconds
+    open_kind, eventually, size, long_seconds
 ):
     """Row 27: arrays inside commands and beside them; what waits for the worker is bounded."""
     window = 8 * MIB
-    monkeypatch.setattr(command_log, "WINDOW_BYTES", window)
-    monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", window)
     session = open_kind(1)
+    session._core.log.window.nbytes = session._core.log.window.beside = window
     slow = session.get_global_func("tests.slow_sum")
     session.sync_all()
     array = np.ones(size, "u1")
-    name = "bytes_under_way" if size < command_log.MAX_BATCH_BYTES else "array_bytes_under_way"
+    name = "bytes_under_way" if size < batches.MAX_BATCH_BYTES else "array_bytes_under_way"
     with Sender(lambda: slow(0.005, array)):
         eventually(lambda: session.statistics()[name] > window, what="a full window")
         end = time.monotonic() + max(1.0, long_seconds)
@@ -124,7 +123,7 @@ def test_a_slow_worker_slows_the_client_at_the_window_of_bytes(
         while time.monotonic() < end:
             most = max(most, session.statistics()[name])
             time.sleep(0.01)
-    assert most <= window + 2 * MIB + command_log.MAX_BATCH_BYTES
+    assert most <= window + 2 * MIB + batches.MAX_BATCH_BYTES
     assert memory(session.workers[0].pid) < 200 * MIB
     session.sync_all()
 
@@ -140,12 +139,12 @@ def shared_bytes(pid):
     return sum(sizes.values())
 
 
-def test_arrays_for_a_busy_worker_do_not_fill_its_machine(node, monkeypatch):
+def test_arrays_for_a_busy_worker_do_not_fill_its_machine(node):
     """Row 27: uploads beyond the window wait at the client, not in the node's memory."""
     window = 16 * MIB
-    monkeypatch.setattr(command_log, "WINDOW_ARRAY_BYTES", window)
     controller, daemon = node(1)
     with connect(controller.address, num_workers=1, logs=False) as session:
+        session._core.log.window.beside = window
         session.import_python_module("disco_test_functions")
         session.get_global_func("tests.sleep")(2.0)
         array = np.ones(4 * MIB, "u1")

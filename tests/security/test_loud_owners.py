@@ -370,7 +370,7 @@ def test_a_program_learns_that_its_client_ignored_the_window(
     """By an error of its own, in words, from whichever call is next."""
     monkeypatch.setattr(SentLog, "_fits", lambda _log, _batch: True)
     session = connect(controller.address, token_file=tokens.of("alice"))
-    session._core.log.window = 1 << 30
+    session._core.log.window.commands = 1 << 30
     add = session.get_global_func("numpy.add")
     session.sync_all()
     os.kill(session._core.transport.welcome.ranks[0].pid, signal.SIGSTOP)

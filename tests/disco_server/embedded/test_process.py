@@ -320,7 +320,7 @@ def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
 def test_a_wait_for_room_in_the_middle_of_a_delivery_is_refused(monkeypatch):
     """A finalizer may issue in the thread that delivers, without which there is no room."""
     with disco_client.ProcessSession(1) as session:
-        session._core.log.window = 4
+        session._core.log.window.commands = 4
         nap = session.get_global_func("time.sleep")
         session.sync_all()
         transport: Any = session._core.transport
