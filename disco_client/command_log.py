@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from disco_client.answers import Answers
 from disco_client.batches import Batches, PlacedEntry
 from disco_client.call_sites import Site, call_site, locate
 from disco_client.errors import EncodingError, IssuedAt, Reentered, SessionError
@@ -98,8 +99,7 @@ class CommandLog:
     Attributes:
         window: Says how many commands may be under way, and lets calls wait for room.
         registers: The ids of registers, and who made what is in them.
-        on_expect: Called with (seq, workers) under the log's lock, before a
-            command that will be answered can be sent.
+        answers: The answers to come, which are expected before their commands can be sent.
         sender: Wakes the thread that sends.
         entered: Says whether the calling thread is in the middle of issuing a command.
         ending: As above.
@@ -116,9 +116,9 @@ class CommandLog:
         "_lock",
         "_noticed",
         "_room",
+        "answers",
         "ending",
         "entered",
-        "on_expect",
         "registers",
         "sender",
         "timeline",
@@ -136,6 +136,7 @@ class CommandLog:
         self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self.ending: SessionEnd = SessionEnd() if ending is None else ending
+        self.answers: Answers = Answers(self.ending)
         self.registers: RegisterIds = RegisterIds()
         self._batches = Batches(num_workers, first_seq)
         # Issued inside of another command by the same thread; they follow that one.
@@ -147,7 +148,6 @@ class CommandLog:
         self._noticed = first_seq - 1  # as executed, by all who wait for it
         self.window: Window = Window(self._batches, window, self.ending, self._lock)
         self.sender: SenderWakeup = SenderWakeup(self)
-        self.on_expect: Callable[[int, int], None] = lambda _seq, _answers: None
         self.timeline: LogWatcher | None = None
 
     # The program's side ----------------------------------------------------
@@ -268,7 +268,7 @@ class CommandLog:
         seq = batch.next_seq
         self._batches.append(site, command)
         if answers:
-            self.on_expect(seq, answers)
+            self.answers.expect(seq, answers)
         if outside:
             self._mark_beside(site, outside)
         return seq
@@ -461,6 +461,10 @@ class CommandLog:
         with self._lock:
             site = self._batches.site(seq)
         return None if site is None else (locate(site), site[2])
+
+    def scope(self) -> Scope:
+        """The caller's scope, which is a block of this log if it is in one."""
+        return current_scope(self)
 
     def check_open(self) -> None:
         """Raises the error that closed the log, if it is closed.

@@ -10,11 +10,11 @@ from disco_client.errors import RemoteFailure, SessionClosed, SessionError
 from disco_client.locks import make_lock
 from disco_client.output import LogSink
 from disco_client.replies import Inbox
-from disco_client.scopes import current_scope
 from disco_client.session_end import SessionEnd
 from disco_client.threads import is_helper
 from disco_client.transport.base import Transport, Welcome
 from disco_client.transport.sent_log import SentLog
+from disco_client.waiting import LongWaits
 from disco_client.wire.batch import OutgoingBatch
 from disco_client.wire.codec import EncodedReply
 
@@ -31,6 +31,7 @@ class Conversation:
         explain: Adds to a failure inside a program where the client captured it.
         print_lines: Gets what workers print.
         on_lost: Gets the error that ended the session.
+        long_waits: Is notified each second of waits.
 
     Attributes:
         log: The commands, from issue to acknowledgement.
@@ -44,20 +45,20 @@ class Conversation:
         explain: Callable[[RemoteFailure], RemoteFailure],
         print_lines: LogSink,
         on_lost: Callable[[SessionError], object],
+        long_waits: LongWaits,
     ) -> None:
         lock, ending = make_lock("session"), SessionEnd()
         log = self.log = CommandLog(
             len(welcome.ranks), welcome.first_seq, welcome.window, lock, ending
         )
         self.inbox = Inbox(
-            log.acknowledge,
-            lambda: log.acked,
-            log.origin,
-            lambda: current_scope(log),
+            log,
+            log.answers,
             explain,
             welcome.first_seq,
             lock,
             ending,
+            long_waits,
         )
         self._sent = SentLog(
             welcome.session,
@@ -67,7 +68,7 @@ class Conversation:
             window=welcome.window,
             on_held=log.nudge_on_progress,
         )
-        log.on_expect = self.inbox.expect
+        log.window.long_waits = long_waits
         log.sender.is_held = self._sent.is_held
         self._name = welcome.name
         self._print = print_lines
@@ -153,7 +154,7 @@ class Conversation:
     @property
     def unattended(self) -> bool:
         """Whether an answer is awaited for which no thread waits."""
-        return self.inbox.unattended
+        return bool(self.log.answers.unattended)
 
     def is_open(self, seq: int) -> bool:
         """Whether the answer to a command is still awaited."""

@@ -40,7 +40,7 @@ from disco_client.locks import make_lock
 from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.replies import Inbox
-from disco_client.scopes import Scope, current_owner, current_scope, in_event_loop
+from disco_client.scopes import Scope, current_owner, in_event_loop
 from disco_client.sources import described
 from disco_client.step_lines import StepLines
 from disco_client.telemetry import spans
@@ -1183,7 +1183,7 @@ class SessionCore:
 
     def ask(self, ref: DRef, worker: int, *, soon: bool = False) -> RefFuture:
         """Asks what one worker's register holds; see `attend` for ``soon``."""
-        here, scope = self.here(), current_scope(self.log)
+        here, scope = self.here(), self.log.scope()
         seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
         read = partial(here.answered, seq, worker, scope=scope, forget=False)
         return here.attend(seq, scope, read, soon=soon)
@@ -1233,7 +1233,7 @@ class SessionCore:
         out = as_destination(host_array)
 
         def ask() -> list[RefFuture]:
-            here, scope = self.here(), current_scope(self.log)
+            here, scope = self.here(), self.log.scope()
             seq = here.ask_for_array(ref, out)
             read = partial(here.read_into, seq, out, scope=scope)
             return [here.attend(seq, scope, read, soon=True)]
@@ -1244,7 +1244,7 @@ class SessionCore:
         """Awaits that every worker has executed what was issued before; see ``Session.synced``."""
 
         def ask() -> list[RefFuture]:
-            here, scope = self.here(), current_scope(self.log)
+            here, scope = self.here(), self.log.scope()
             mark = here.mark()
             read = partial(here.await_mark, mark, scope=scope)
             return [here.attend(mark, scope, read, soon=True)]
@@ -1408,13 +1408,17 @@ def _converse(
         if not isinstance(error, SessionClosed):
             span.fail(error)
 
-    made = Conversation(welcome, explain=explain, print_lines=in_background(sink), on_lost=on_lost)
-
     def describe() -> tuple[str, str, bool]:
         found = look_at(transport, made.log)
         return str(found), found.verdict, found.goes_on
 
-    made.log.window.long_waits = made.inbox.long_waits = LongWaits(after, describe)
+    made = Conversation(
+        welcome,
+        explain=explain,
+        print_lines=in_background(sink),
+        on_lost=on_lost,
+        long_waits=LongWaits(after, describe),
+    )
     span.note(
         {
             "disco.session.id": f"{welcome.session:016x}",

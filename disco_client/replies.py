@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
+from disco_client.answers import Answer, Answers
 from disco_client.clock import monotonic
 from disco_client.errors import IssuedAt, RemoteFailure, SessionError
 from disco_client.failed_commands import FailedCommand, FailedCommands, Failures, Report
+from disco_client.liveness import Liveness
 from disco_client.locks import check_no_lock_held, make_lock
-from disco_client.reentry import Event, owned
-from disco_client.scopes import NO_SCOPE, Scope
+from disco_client.reentry import owned
+from disco_client.scopes import Scope
 from disco_client.session_end import SessionEnd
 from disco_client.sources import name_source
-from disco_client.threads import start_thread
 from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.waiting import LOOK_S, Deadline, LongWaits
 from disco_client.wire.codec import EncodedReply, EncodedValue, decode_failure, tickets_in
 
-__all__ = ["Answer", "Inbox"]
+__all__ = ["Inbox"]
 
 _CAUSE_WAIT_S = 1.0
 """How long an aborted collective waits for the report of the rank that caused it."""
@@ -30,36 +30,25 @@ _CAUSE_WAIT_S = 1.0
 _CAUSE_POLL_S = 0.002
 
 
-class Answer:
-    """The replies to one command; complete when every asked worker replied."""
-
-    __slots__ = ("asked", "error", "failures", "missing", "replied", "values", "waiter")
-
-    def __init__(self, answers: int) -> None:
-        self.asked: int = answers
-        self.missing: int = answers
-        self.replied: set[int] = set()
-        self.values: dict[int, Any] = {}
-        self.failures: list[Report] = []
-        self.error: SessionError | None = None
-        self.waiter: threading.Lock = threading.Lock()
-        self.waiter.acquire()
+class Commands(Protocol):
+    """What is to be known of the commands that are answered."""
 
     @property
-    def complete(self) -> bool:
-        """Whether nothing more is waited for: every reply, or the session's end, has come."""
-        return not self.missing or self.error is not None
+    def acked(self) -> int:
+        """The newest command that every worker has executed."""
+        ...
 
-    def wait(self, timeout: float, pump: Pump | None = None) -> bool:
-        """Waits up to ``timeout`` seconds; whether the answer is complete."""
-        if pump is not None:
-            return pump.wait(self.waiter, timeout)
-        return self.waiter.acquire(timeout=timeout)
+    def acknowledge(self, worker: int, seq: int) -> None:
+        """Notes that a worker has executed every command up to one."""
+        ...
 
-    def open(self) -> None:
-        """Wakes the waiting thread; may be repeated."""
-        with contextlib.suppress(RuntimeError):  # it is free
-            self.waiter.release()
+    def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
+        """The line and the scope that issued a command, while it is remembered."""
+        ...
+
+    def scope(self) -> Scope:
+        """The scope in which the program calls."""
+        ...
 
 
 class Inbox:
@@ -69,61 +58,46 @@ class Inbox:
     reply again.
 
     Args:
-        acknowledge: Called with (worker, seq) for every reply.
-        acked: The newest command that every worker has executed.
-        origin: Finds the client's line and scope of a command that is still remembered.
-        here: Says in which scope the program calls.
+        commands: The commands that are answered.
+        answers: The answers to come.
         explain: Adds to a failure inside a program where the client captured it.
         first_seq: The number of its first command; those before are of a program that
             has left the session, and so are their failures.
         lock: A reentrant lock that guards it; its owner may guard more with it.
         ending: How far the session has come to its end; its owner may know it, too.
+        long_waits: Is notified of waits each second.
 
     Attributes:
+        answers: As above.
         pump: Lets the waiting thread send and receive by itself, if set.
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
             has ended, that the session's workers were replaced.
-        long_waits: Is notified of waits each second.
         entered: Says whether the calling thread is in the middle of noting something.
     """
 
     def __init__(
         self,
-        acknowledge: Callable[[int, int], None],
-        acked: Callable[[], int],
-        origin: Callable[[int], tuple[IssuedAt, Scope] | None],
-        here: Callable[[], Scope] = lambda: NO_SCOPE,
+        commands: Commands,
+        answers: Answers,
         explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
         first_seq: int = 1,
         lock: threading.RLock | None = None,
         ending: SessionEnd | None = None,
+        long_waits: LongWaits | None = None,
     ) -> None:
-        self._acknowledge = acknowledge
-        self._acked = acked
-        self._here = here
+        self._commands = commands
+        self.answers: Answers = answers
         self._explain = explain
         self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
-        self._answers: dict[int, Answer] = {}
-        self._failed = FailedCommands(origin, here(), first_seq)
-        # Answers that no thread waits for, with what to call.
-        self._unattended: dict[int, Callable[[], None]] = {}
-        self._some_unattended = Event()
-        self._watching = False
+        self._failed = FailedCommands(commands.origin, commands.scope(), first_seq)
         self.ending: SessionEnd = SessionEnd() if ending is None else ending
+        self._long_waits = LongWaits() if long_waits is None else long_waits
+        self._liveness = Liveness(answers, self.ending, self._long_waits)
         self.pump: Pump | None = None
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
-        self.long_waits: LongWaits = LongWaits()
         self.on_replaced: Callable[[Scope], object] = lambda _scope: None
-
-    def expect(self, seq: int, answers: int) -> None:
-        """Prepares for the replies to a command that is about to be sent."""
-        answer = Answer(answers)
-        self._answers[seq] = answer
-        if self.ending.error is not None:
-            answer.error = self.ending.error
-            answer.open()
 
     def receive(self, worker: int, reply: EncodedReply) -> None:
         """Takes one reply from a worker."""
@@ -131,16 +105,16 @@ class Inbox:
         if outcome == "failure":
             # Before the acknowledgement, which may forget the command's line.
             self._receive_failure(worker, reply)
-            self._acknowledge(worker, reply.ack)
+            self._commands.acknowledge(worker, reply.ack)
             return
-        self._acknowledge(worker, reply.ack)
+        self._commands.acknowledge(worker, reply.ack)
         if reply.seq:
             # Last, because a woken thread competes with this one from here on.
             self._complete(reply.seq, worker, reply.value if outcome == "value" else None, None)
 
     def receive_live(self, worker: int, seq: int, value: Any) -> None:
         """Takes an answer that is an object of this process."""
-        self._acknowledge(worker, seq)
+        self._commands.acknowledge(worker, seq)
         self._complete(seq, worker, Live(value), None)
 
     def _receive_failure(self, worker: int, reply: EncodedReply) -> None:
@@ -149,7 +123,7 @@ class Inbox:
         with self._lock:
             failed = self._failed.remember(failure.seq)
             failure = replace(failure, issued_at=failed.issued_at)
-            if reply.seq not in self._answers:
+            if reply.seq not in self.answers.expected:
                 self._failed.note(reply.seq, failed, (failure, kind))
                 return
         self._complete(reply.seq, worker, None, (failure, kind))
@@ -163,23 +137,14 @@ class Inbox:
     ) -> None:
         call = None
         with self._lock:
-            answer = self._answers.get(seq)
-            if answer is not None and answer.error is None:
-                if worker not in answer.replied:
-                    if failure is None:
-                        answer.values[worker] = value
-                    elif failure not in answer.failures:
-                        answer.failures.append(failure)
-                    answer.replied.add(worker)
-                answer.missing = answer.asked - len(answer.replied)
-                if answer.missing == 0:
-                    answer.open()
-                    call = self._unattended.get(seq)
+            answer = self.answers.take(seq, worker, value, failure)
+            if answer is not None and answer.missing == 0 and answer.error is None:
+                call = self.answers.unattended.get(seq)
         if answer is None:
             self._discard({worker: value})  # of a question that was abandoned
         elif call is not None:
             call()
-            self._unattended.pop(seq, None)
+            self.answers.unattended.pop(seq, None)
 
     def _discard(self, values: Mapping[int, Any]) -> None:
         """Declines the arrays of answers that no call reads."""
@@ -196,18 +161,10 @@ class Inbox:
         """Ends every wait, now and later, with this error."""
         with self._lock:
             self.ending.end(error)
-            self._end_waits(self.ending.error or error)
-            calls, self._unattended = list(self._unattended.values()), {}
-        self._some_unattended.set()
+            calls = self.answers.end_all(self.ending.error or error)
+        self._liveness.end()
         for call in calls:
             call()
-
-    def _end_waits(self, error: SessionError) -> None:
-        for answer in list(self._answers.values()):
-            if answer.missing and answer.error is None:
-                answer.error = error
-                answer.missing = 0
-                answer.open()
 
     def disown(self, why: SessionError, lock: threading.RLock) -> None:
         """Ends every wait in a forked child, where another lock guards it.
@@ -216,7 +173,7 @@ class Inbox:
         """
         self._lock = lock
         self.entered = owned(lock)
-        self._some_unattended = Event()
+        self._liveness.disown()
         self.decline = lambda _arrays: None
         self.ending.told = True  # leaving is no wait, and the errors of workers are the parent's
         self.lose(why)
@@ -224,18 +181,7 @@ class Inbox:
     def reopen(self) -> None:
         """Prepares for other workers to repeat all answers that are still awaited."""
         with self._lock:
-            self._reopen()
-
-    def _reopen(self) -> None:
-        for seq, answer in list(self._answers.items()):
-            if answer.missing == 0 and answer.error is None:
-                # A caller that has this answer may still find that its arrays are gone.
-                self._answers[seq] = Answer(answer.asked)
-            elif answer.missing:
-                answer.missing = answer.asked
-                answer.replied.clear()
-                answer.values.clear()
-                answer.failures.clear()
+            self.answers.reopen()
 
     def end(self, make: Callable[[], SessionError], first: int, last: int) -> None:
         """Ends the waits for commands that will not be answered, each with an error of its own.
@@ -246,24 +192,9 @@ class Inbox:
             last: That of the last one.
         """
         with self._lock:
-            calls = self._end(make, first, last)
+            calls = self.answers.end(make, first, last)
         for call in calls:
             call()
-
-    def _end(
-        self, make: Callable[[], SessionError], first: int, last: int
-    ) -> list[Callable[[], None]]:
-        """Does so under the lock; returns what is to be called without."""
-        calls: list[Callable[[], None]] = []
-        for seq, answer in list(self._answers.items()):
-            if first <= seq <= last and answer.missing and answer.error is None:
-                answer.error = make()
-                answer.missing = 0
-                answer.open()
-                call = self._unattended.pop(seq, None)
-                if call is not None:
-                    calls.append(call)
-        return calls
 
     def set_aside(self, scopes: Iterable[Scope]) -> None:
         """Leaves it to :meth:`failures` alone to tell of what failed in these scopes so far."""
@@ -272,7 +203,7 @@ class Inbox:
 
     def is_open(self, seq: int) -> bool:
         """Whether the answer to a command is awaited, or being read."""
-        return seq in self._answers
+        return seq in self.answers.expected
 
     def wait(self, seq: int, alive: Callable[[], None], deadline: Deadline | None = None) -> Answer:
         """Waits for the replies to a command, and forgets them; see :meth:`look`."""
@@ -290,10 +221,7 @@ class Inbox:
                 later wait raises the worker's report.
         """
         with self._lock:
-            expected = self._answers.pop(seq, None)
-            self._unattended.pop(seq, None)
-            if expected is not None and expected.missing:
-                expected.open()  # a thread may wait for what another one takes back
+            expected = self.answers.forget(seq)
             if told and expected is not None:
                 self._failed.remember(seq).seen = True
             elif expected is not None:
@@ -323,18 +251,18 @@ class Inbox:
             SessionError: The session was lost meanwhile.
             RemoteError: The command failed.
         """
-        answer = self._answers[seq]
+        answer = self.answers.expected[seq]
         self._await(answer, alive, deadline)
         if answer.error is not None:
             if answer.error is self.ending.error:
                 self.ending.told = True
             else:
-                self.on_replaced(self._here() if scope is None else scope)
+                self.on_replaced(self._commands.scope() if scope is None else scope)
             raise answer.error.with_traceback(None)
         if answer.failures:
             with self._lock:
                 error = self._failed.choose(
-                    answer.failures, self._here() if scope is None else scope
+                    answer.failures, self._commands.scope() if scope is None else scope
                 )
             answer.failures = []
             try:
@@ -354,7 +282,7 @@ class Inbox:
                 deadline.check()
             check_no_lock_held()
             alive()
-            since = self.long_waits.look(since)
+            since = self._long_waits.look(since)
 
     def attend(self, seq: int, alive: Callable[[], None], deadline: Deadline | None = None) -> bool:
         """Waits in this thread for an answer that no thread waits for.
@@ -372,7 +300,8 @@ class Inbox:
             DiscoTimeout: There is no answer yet.
         """
         with self._lock:
-            call, answer = self._unattended.pop(seq, None), self._answers.get(seq)
+            call = self.answers.unattended.pop(seq, None)
+            answer = self.answers.expected.get(seq)
         if call is None or answer is None:
             return answer is not None and answer.complete
         try:
@@ -381,7 +310,7 @@ class Inbox:
             with self._lock:
                 missing = answer.missing
                 if missing:
-                    self._unattended[seq] = call
+                    self.answers.unattended[seq] = call
             if not isinstance(error, SessionError):
                 if not missing:
                     call()
@@ -425,16 +354,11 @@ class Inbox:
                     deadline.check()
                 check_no_lock_held()
                 alive()
-                since = self.long_waits.look(since)
+                since = self._long_waits.look(since)
             ask = None
         self.ending.check_alive()
 
     # Answers that no thread waits for ------------------------------------------------
-
-    @property
-    def unattended(self) -> bool:
-        """Whether there is an answer to come that no thread waits for."""
-        return bool(self._unattended)
 
     def call_when_answered(
         self, seq: int, call: Callable[[], None], alive: Callable[[], None]
@@ -452,48 +376,17 @@ class Inbox:
             ThreadRefused: The system does not start that thread; the answer is not expected.
         """
         with self._lock:
-            later = not self._answers[seq].complete
+            later = not self.answers.expected[seq].complete
             if later:
-                self._unattended[seq] = call
+                self.answers.unattended[seq] = call
         if not later:
             call()
             return
-        if not self._watching:
-            watch = threading.Thread(
-                target=self._watch, args=(alive,), name="disco-liveness", daemon=True
-            )
-            try:
-                start_thread(watch)
-            except SessionError:
-                self.forget(seq)
-                raise
-        if not self._some_unattended.is_set():
-            self._some_unattended.set()
-
-    def _watch(self, alive: Callable[[], None]) -> None:
-        """Does what a waiting thread does each second, for answers without one."""
-        if self._watching:  # another thread has started one in the same moment
-            return
-        self._watching = True
-        watched, since = 0, None
-        while self.ending.error is None:
-            self._some_unattended.clear()
-            if not self._unattended:
-                if self.ending.error is None:
-                    self._some_unattended.wait()
-                continue
-            time.sleep(LOOK_S)
-            with self._lock:
-                oldest = next(iter(self._unattended), 0)
-            if not oldest:
-                continue
-            if oldest != watched:
-                watched, since = oldest, None
-            try:
-                alive()
-            except SessionError:
-                return  # the session is lost, and all are being told
-            since = self.long_waits.look(since)
+        try:
+            self._liveness.watch(alive)
+        except SessionError:
+            self.forget(seq)
+            raise
 
     def is_plain(self, seq: int, scope: Scope) -> bool:
         """Whether an answer that has come, or the error in its place, is read without waiting.
@@ -503,7 +396,7 @@ class Inbox:
             scope: Who asked.
         """
         with self._lock:
-            answer = self._answers.get(seq)
+            answer = self.answers.expected.get(seq)
             if answer is None or answer.error is not None:
                 return False
             if self._failed.may_raise_late(scope):
@@ -530,7 +423,7 @@ class Inbox:
         """
         if not self._failed.some:
             return
-        scope = self._here() if scope is None else scope
+        scope = self._commands.scope() if scope is None else scope
         with self._lock:
             failed = self._failed.oldest(scope, sync=sync, before=before)
         if failed is not None and failed.is_aborted:
@@ -573,7 +466,11 @@ class Inbox:
         command there is nothing more to wait for.
         """
         deadline = monotonic() + _CAUSE_WAIT_S
-        while self.ending.error is None and self._acked() < failed.seq and monotonic() < deadline:
+        while (
+            self.ending.error is None
+            and self._commands.acked < failed.seq
+            and monotonic() < deadline
+        ):
             if self._failed.is_explained(failed):
                 return
             time.sleep(_CAUSE_POLL_S)

@@ -26,7 +26,7 @@ from disco_client.errors import (
 from disco_client.locks import check_free
 from disco_client.output import logger_of
 from disco_client.recovery.base import MAX_CRASHES, Incarnation, Recovering, Successor, because
-from disco_client.scopes import Scope, current_scope
+from disco_client.scopes import Scope
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.batch import SentBatch
@@ -83,9 +83,9 @@ class Admission:
                     raise self._lost.with_traceback(None)
                 return False
             # It began before the state was made anew, perhaps with references of before.
-            self._untold[current_scope(self._log)] = True
+            self._untold[self._log.scope()] = True
             return True
-        lost = self._untold.pop(current_scope(self._log), None)
+        lost = self._untold.pop(self._log.scope(), None)
         if not self._untold:
             self._log.window.bar = None
         if lost is not None:
@@ -113,7 +113,7 @@ class Admission:
 
     def forgive(self) -> None:
         """Leaves out this thread's own scope, which learns of a loss by its calls."""
-        scope = current_scope(self._log)
+        scope = self._log.scope()
         self._untold.pop(scope, None)
         self._inbox.set_aside([scope])
 

@@ -22,8 +22,9 @@ from disco_client.tracing.ring import (
 )
 
 if TYPE_CHECKING:
+    from disco_client.answers import Answer
     from disco_client.call_sites import Site
-    from disco_client.replies import Answer, Inbox
+    from disco_client.replies import Inbox
     from disco_client.transport.base import Transport
     from disco_client.wire.reports import RankReport
 

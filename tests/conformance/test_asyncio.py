@@ -100,7 +100,7 @@ def test_whatever_waits_ends_with_its_timeout_and_may_be_repeated(session, tools
     for wait in waits:
         wait(timeout=60)
     assert into.tolist() == [2, 2, 2, 2]
-    assert not session._core.inbox._answers
+    assert not session._core.inbox.answers.expected
 
 
 @pytest.mark.parametrize("timeout", [-1, "1", True, float("nan")])
@@ -141,7 +141,7 @@ def test_answers_that_were_abandoned_leave_nothing(session, tools, tmp_path, eve
     abandoned = 24
     for number in range(3, 3 + abandoned):
         abandon(number)
-    assert not session._core.inbox._answers
+    assert not session._core.inbox.answers.expected
     assert ref.get().sum() == LARGE
     # Memory is kept for the next array: as much as answers were ever under way at once.
     eventually(lambda: memories() < before + abandoned)
@@ -418,7 +418,7 @@ def test_a_future_that_is_cancelled_ends_the_wait_of_another_thread(
 
     thread = threading.Thread(target=wait)
     thread.start()
-    eventually(lambda: not session._core.inbox._unattended)  # the thread attends to it
+    eventually(lambda: not session._core.inbox.answers.unattended)  # the thread attends to it
     assert future.cancel()
     assert ended.result(timeout=60)
     thread.join()

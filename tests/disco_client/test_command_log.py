@@ -178,11 +178,9 @@ def test_a_line_is_the_callers_own(log):
 
 def test_whoever_will_be_answered_is_announced_first(log):
     """Before the command can leave, and only where an answer will come."""
-    announced = []
-    log.on_expect = lambda seq, answers: announced.append((seq, answers))
     call(log)
     log.issue(Action.SYNC_WORKER, reg=0, answers=4)
-    assert announced == [(2, 4)]
+    assert {seq: answer.asked for seq, answer in log.answers.expected.items()} == {2: 4}
 
 
 @pytest.mark.parametrize("limit", ["commands", "bytes"])

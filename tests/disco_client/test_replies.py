@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from disco_client import errors
+from disco_client.answers import Answers
 from disco_client.errors import IssuedAt, RemoteFailure
 from disco_client.replies import Inbox
 from disco_client.scopes import Scope, current_scope
+from disco_client.session_end import SessionEnd
 from disco_client.wire.codec import EncodedReply, FailureKind, encode_failure, encode_value
 
 LINE = IssuedAt("program.py", 12, "main")
@@ -28,11 +30,15 @@ class Log:
     def acknowledge(self, worker, seq):
         self.acks[worker] = max(self.acks[worker], seq)
 
+    def scope(self):
+        return self.here
+
+    @property
     def acked(self):
         return min(self.acks)
 
     def origin(self, seq):
-        return (LINE, self.scopes.get(seq, MINE)) if self.acked() < seq else None
+        return (LINE, self.scopes.get(seq, MINE)) if self.acked < seq else None
 
 
 @pytest.fixture
@@ -40,9 +46,14 @@ def log():
     return Log(4)
 
 
+def inbox_of(log, **options):
+    ending = SessionEnd()
+    return Inbox(log, Answers(ending), ending=ending, **options)
+
+
 @pytest.fixture
 def inbox(log):
-    return Inbox(log.acknowledge, log.acked, log.origin, lambda: log.here)
+    return inbox_of(log)
 
 
 def value(seq, content):
@@ -66,9 +77,9 @@ def never():
 
 def test_an_answer_is_complete_when_all_asked_workers_replied(inbox, log):
     """Each worker's value under its number; acknowledgements go to the log."""
-    inbox.expect(3, 2)
+    inbox.answers.expect(3, 2)
     inbox.receive(1, value(3, "b"))
-    assert not inbox._answers[3].wait(0)
+    assert not inbox.answers.expected[3].wait(0)
     inbox.receive(0, value(3, "a"))
     answer = inbox.wait(3, never)
     assert {worker: got.str for worker, got in answer.values.items()} == {0: "a", 1: "b"}
@@ -103,7 +114,7 @@ def test_each_kind_of_failure_is_an_error_of_its_own(inbox, log, kind, error):
 def test_the_failure_of_an_answered_command_is_raised_by_who_waits(inbox):
     """And not a second time by the next sync, although it was reported before, too."""
     inbox.receive(1, failure(4, 1))
-    inbox.expect(7, 1)
+    inbox.answers.expect(7, 1)
     inbox.receive(1, failure(4, 1, answer=7))
     with pytest.raises(errors.RemoteException) as raised:
         inbox.wait(7, never)
@@ -174,8 +185,8 @@ def test_an_abort_without_a_cause_is_raised_when_all_have_passed(inbox, log):
 
 def test_losing_the_session_ends_every_wait(inbox):
     """That under way, and those that come later; what had come stays."""
-    inbox.expect(1, 1)
-    inbox.expect(2, 1)
+    inbox.answers.expect(1, 1)
+    inbox.answers.expect(2, 1)
     inbox.receive(0, value(1, 5))
     raised = []
 
@@ -194,7 +205,7 @@ def test_losing_the_session_ends_every_wait(inbox):
     assert raised == [lost]
     assert inbox.ending.told
     assert inbox.wait(1, never).values[0].int == 5
-    inbox.expect(3, 4)
+    inbox.answers.expect(3, 4)
     with pytest.raises(errors.ControllerLost, match=r"gone$"):
         inbox.wait(3, never)
 
@@ -205,7 +216,7 @@ def test_who_waits_looks_after_the_line(inbox):
     def dead():
         raise errors.ControllerLost("silent")
 
-    inbox.expect(1, 1)
+    inbox.answers.expect(1, 1)
     with pytest.raises(errors.ControllerLost, match="silent"):
         inbox.wait(1, dead)
 
@@ -213,7 +224,8 @@ def test_who_waits_looks_after_the_line(inbox):
 def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
     """Threads that sync at the same time share the errors; none fails in another way."""
     log.origin = lambda _seq: (LINE, MINE)
-    inbox = Inbox(log.acknowledge, lambda: 10_000, log.origin, lambda: MINE)
+    log.acks = [10_000] * 4
+    inbox = inbox_of(log)
     told, wrong, stop = [], [], threading.Event()
 
     def sync():
@@ -240,7 +252,7 @@ def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
 
 def test_a_second_answer_of_one_worker_changes_nothing(inbox):
     """Replies that come again, or for nobody, are let go."""
-    inbox.expect(1, 1)
+    inbox.answers.expect(1, 1)
     inbox.receive(0, value(1, 5))
     inbox.receive(0, value(1, 6))
     inbox.receive(0, value(99, 6))
@@ -250,7 +262,7 @@ def test_a_second_answer_of_one_worker_changes_nothing(inbox):
 def test_a_failure_in_a_program_is_explained_when_it_arrives(log):
     """By whoever knows the program; its line may be forgotten later."""
     explain = lambda f: replace(f, program_name="p")  # noqa: E731
-    inbox = Inbox(log.acknowledge, log.acked, log.origin, lambda: log.here, explain)
+    inbox = inbox_of(log, explain=explain)
     inbox.receive(0, failure(1, 0))
     with pytest.raises(errors.RemoteException) as caught:
         inbox.raise_pending()
@@ -260,7 +272,7 @@ def test_a_failure_in_a_program_is_explained_when_it_arrives(log):
 def test_what_is_open_is_answered_once_more(inbox):
     """Other workers answer it: parts that came are void, and what can be read may go stale."""
     for seq in (3, 4):
-        inbox.expect(seq, 2)
+        inbox.answers.expect(seq, 2)
     inbox.receive(0, value(3, "old"))
     for worker in (0, 1):
         inbox.receive(worker, value(4, "old"))
@@ -269,7 +281,7 @@ def test_what_is_open_is_answered_once_more(inbox):
     assert (inbox.is_open(3), inbox.is_open(4), inbox.is_open(5)) == (True, True, False)
     assert before.values[0].str == "old"
     for seq in (3, 4):
-        assert not inbox._answers[seq].wait(0)
+        assert not inbox.answers.expected[seq].wait(0)
         for worker in (0, 1):
             inbox.receive(worker, value(seq, "new"))
         assert [got.str for got in inbox.wait(seq, never).values.values()] == ["new", "new"]
@@ -278,10 +290,10 @@ def test_what_is_open_is_answered_once_more(inbox):
 
 def test_failures_of_a_program_that_has_left_the_session_are_not_raised(log):
     """They may come late; an answer that is waited for tells of them all the same."""
-    inbox = Inbox(log.acknowledge, log.acked, log.origin, lambda: log.here, first_seq=5)
+    inbox = inbox_of(log, first_seq=5)
     inbox.receive(0, failure(4, 0))
     inbox.raise_pending()
-    inbox.expect(6, 1)
+    inbox.answers.expect(6, 1)
     inbox.receive(0, failure(4, 0, answer=6))
     with pytest.raises(errors.RemoteException, match="it failed"):
         inbox.wait(6, never)
@@ -320,7 +332,7 @@ def test_a_fetch_raises_the_failure_of_another_scope_and_leaves_it_to_that(inbox
     """What the value depends on, whoever issued it."""
     log.scopes = {4: THEIRS}
     inbox.receive(1, failure(4, 1))
-    inbox.expect(7, 1)
+    inbox.answers.expect(7, 1)
     inbox.receive(1, failure(4, 1, answer=7))
     with pytest.raises(errors.RemoteException):
         inbox.wait(7, never)
@@ -332,7 +344,7 @@ def test_a_fetch_raises_what_its_scope_has_not_seen_if_that_is_older(inbox):
     """The first cause is shown, also where a consequence is noticed first."""
     inbox.receive(0, failure(2, 0, message="the cause"))
     inbox.receive(0, failure(4, 0, message="the consequence"))
-    inbox.expect(7, 1)
+    inbox.answers.expect(7, 1)
     inbox.receive(0, failure(4, 0, answer=7))
     with pytest.raises(errors.RemoteException, match="the cause") as raised:
         inbox.wait(7, never)
@@ -403,7 +415,7 @@ def test_an_answer_is_read_at_once_unless_a_cause_must_be_awaited(inbox, log):
     """A value or an error; not where an aborted collective comes first."""
     log.scopes = {7: THEIRS, 8: THEIRS}
     for seq in (2, 4, 6, 8):
-        inbox.expect(seq, 1)
+        inbox.answers.expect(seq, 1)
     inbox.receive(0, value(2, 5))
     assert inbox.is_plain(2, MINE)
     inbox.receive(1, failure(3, 1))
@@ -421,7 +433,7 @@ def test_an_answer_is_read_at_once_unless_a_cause_must_be_awaited(inbox, log):
 def test_the_opener_s_answers_may_wait_for_causes_of_others(inbox, log):
     """Since its sync raises what ended scopes have left."""
     log.scopes = {3: THEIRS}
-    inbox.expect(4, 1)
+    inbox.answers.expect(4, 1)
     inbox.receive(0, value(4, 5))
     assert inbox.is_plain(4, MINE)
     inbox.receive(1, failure(3, 1, FailureKind.ABORTED))

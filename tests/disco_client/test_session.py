@@ -378,7 +378,7 @@ def test_a_thread_that_waits_is_told_when_another_shuts_down(open_session, event
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    eventually(lambda: session._core.inbox._answers)
+    eventually(lambda: session._core.inbox.answers.expected)
     session.shutdown()
     waiting.join(10)
     assert ended

@@ -313,7 +313,7 @@ def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, capfd
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        eventually(lambda: session._core.inbox._answers, what="the call to wait")
+        eventually(lambda: session._core.inbox.answers.expected, what="the call to wait")
         first.send(signal.SIGKILL)
         eventually(lambda: "waiting for 2 slots: " in capfd.readouterr().err)
         daemons.worker(controller.address, "--slots", "1", "--name", "third")

@@ -12,8 +12,10 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from disco_client.arrays.shared_memory import pack, unpack
+from disco_client.command_log import CommandLog
 from disco_client.distributed.placement import Placement
 from disco_client.errors import ConfigError, EncodingError
+from disco_client.locks import make_lock
 from disco_client.pb import commands_pb2, controller_pb2, memory_pb2
 from disco_client.replies import Inbox
 from disco_client.tracing.ring import (
@@ -52,10 +54,6 @@ from fuzzing.target import Target
 
 FOLDER = Path(tempfile.mkdtemp(prefix="disco-fuzz-"))
 SOMEWHERE = Path("/somewhere/index.json")
-
-
-def nothing_more(*_args):
-    """A callback whose effects are of no interest here."""
 
 
 # The wire codec ---------------------------------------------------------------------------
@@ -126,7 +124,9 @@ def batches():
 
 
 def receive_reply(data):
-    Inbox(nothing_more, lambda: 0, lambda _seq: None).receive(0, EncodedReply.FromString(data))
+    lock = make_lock("session")
+    log = CommandLog(1, lock=lock)
+    Inbox(log, log.answers, lock=lock, ending=log.ending).receive(0, EncodedReply.FromString(data))
 
 
 def replies():
