@@ -208,15 +208,17 @@ class Window:
 
     def tell_of_room(self) -> None:
         """Calls what waits for a quarter of the window to be free, if it is."""
+        if self._for_room:
+            with self._lock:
+                self._call_while_room()
+
+    def _call_while_room(self) -> None:
         calls = self._for_room
-        if not calls:
-            return
-        with self._lock:
-            while calls and self.has_much_room:
-                call = calls[0]
-                call()
-                if calls and calls[0] is call:  # else this thread was here again meanwhile
-                    calls.popleft()
+        while calls and self.has_much_room:
+            call = calls[0]
+            call()
+            if calls and calls[0] is call:  # else this thread was here again meanwhile
+                calls.popleft()
 
     def disown(self, lock: threading.RLock) -> None:
         """Begins anew in a forked child, where another lock guards it."""

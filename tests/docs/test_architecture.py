@@ -126,7 +126,11 @@ def test_what_a_line_names_is_in_the_files_that_it_links(page):
 @pytest.mark.parametrize(
     ("question", "path", "name"),
     [
-        ("a reply is acknowledged", "disco_client/transport/grpc.py", "SessionStream._confirm"),
+        (
+            "a reply is acknowledged",
+            "disco_client/transport/received.py",
+            "ReceivedReplies.handled",
+        ),
         ("a reply is acknowledged", "disco_server/worker/kept_replies.py", "KeptReplies.forget"),
         ("an unfit allreduce is refused", "disco_server/collectives/preflight.py", "decide"),
         ("a lost node is noticed", "disco_server/core/cluster.py", "Cluster.tick"),

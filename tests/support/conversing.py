@@ -8,6 +8,7 @@ from disco_client.conversation import Conversation
 from disco_client.errors import SessionError
 from disco_client.output import drop_logs
 from disco_client.transport.base import RankPlace, Welcome
+from disco_client.waiting import LongWaits
 
 __all__ = ["converse"]
 
@@ -22,4 +23,5 @@ def converse(
         explain=lambda failure: failure,
         print_lines=drop_logs,
         on_lost=on_lost,
+        long_waits=LongWaits(),
     )

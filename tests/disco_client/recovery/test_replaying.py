@@ -20,7 +20,7 @@ from disco_client.distributed import DeviceMesh
 from disco_client.output import BackgroundWriter
 from disco_client.recovery.replay import Replayer
 from disco_client.transport.base import Interrupted
-from disco_client.transport.grpc import OutgoingTurn
+from disco_client.transport.outgoing import OutgoingTurn
 from disco_client.transport.shared_reader import SharedReader
 
 LARGE = 100_000

@@ -6,7 +6,7 @@ import pytest
 
 from disco_client import errors
 from disco_client.pb import controller_pb2
-from disco_client.transport.grpc import error_before, error_of_end
+from disco_client.transport.endings import error_before, error_of_end
 
 Ended = controller_pb2.SessionEnded
 

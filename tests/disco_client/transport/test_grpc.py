@@ -77,8 +77,8 @@ def test_the_controller_refuses_what_it_cannot_serve(cluster, wish, text):
 
 def test_another_protocol_is_a_failed_connection_that_names_both(cluster, monkeypatch):
     """So that a person knows which side to upgrade."""
-    monkeypatch.setattr("disco_client.transport.grpc.PROTOCOL", PROTOCOL + 1)
-    monkeypatch.setattr("disco_client.transport.grpc.__version__", "9.9")
+    monkeypatch.setattr("disco_client.transport.session_stream.PROTOCOL", PROTOCOL + 1)
+    monkeypatch.setattr("disco_client.transport.session_stream.__version__", "9.9")
     with pytest.raises(errors.ConnectionFailed) as failed:
         dial(cluster.address)
     assert f"protocol {PROTOCOL}," in str(failed.value)

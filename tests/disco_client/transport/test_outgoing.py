@@ -8,7 +8,7 @@ import pytest
 
 from conversing import converse
 from disco_client import SessionClosed
-from disco_client.transport.grpc import Outgoing
+from disco_client.transport.outgoing import Outgoing
 from disco_client.wire.codec import Action, EncodedEnvelope
 
 
