@@ -6,10 +6,12 @@ nothing interrupts they are consistent, and the next thread goes on from there.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator
 from typing import TypeAlias
 
 from disco_client.call_sites import Site
+from disco_client.reentry import move
 from disco_client.scopes import Scope
 from disco_client.transport.progress import Progress
 from disco_client.wire.batch import Entry, OutgoingBatch, write_column
@@ -114,11 +116,12 @@ class Batches:
         oldest: The oldest that workers may not have executed.
         leaving: The oldest that may not have left.
         filling: The one that grows.
-        newest: The number of the last command that was appended by :meth:`append`.
+        newest: The number of the last command, perhaps without those that are put aside.
+        aside: Commands that a thread has issued inside of another one; they follow that.
         done: How far the workers are.
     """
 
-    __slots__ = ("done", "filling", "leaving", "newest", "oldest")
+    __slots__ = ("aside", "done", "filling", "leaving", "newest", "oldest")
 
     oldest: _Batch
     leaving: _Batch
@@ -127,6 +130,7 @@ class Batches:
     def __init__(self, num_workers: int, first_seq: int) -> None:
         self.oldest = self.leaving = self.filling = _Batch(first_seq)
         self.newest: int = first_seq - 1
+        self.aside: deque[PlacedEntry] = deque()
         self.done: Progress = Progress(num_workers, first_seq - 1)
 
     def __iter__(self) -> Generator[_Batch]:
@@ -140,7 +144,7 @@ class Batches:
 
     @property
     def last_seq(self) -> int:
-        """The number of the last command."""
+        """The number of the last command, without those that are put aside."""
         return self.filling.next_seq - 1
 
     @property
@@ -157,7 +161,7 @@ class Batches:
     @property
     def some_to_send(self) -> bool:
         """Whether there are commands that have not left."""
-        return self.leaving is not self.filling or bool(self.leaving.entries)
+        return self.leaving is not self.filling or bool(self.leaving.entries or self.aside)
 
     def append(self, site: Site, entry: Entry) -> None:
         """Appends a command."""
@@ -167,6 +171,11 @@ class Batches:
         self.newest = batch.first_seq + len(entries) - 1
         if len(entries) >= MAX_BATCH_COMMANDS or batch.nbytes >= MAX_BATCH_BYTES:
             self.seal()
+
+    def take_aside(self) -> None:
+        """Appends the commands that were put aside."""
+        move(self.aside, len(self.aside), self.filling.entries)
+        self.newest = self.last_seq
 
     def seal(self) -> None:
         """Begins another batch, unless the last one is empty."""
@@ -198,17 +207,21 @@ class Batches:
 
     def drop(self, last: int) -> None:
         """Forgets all commands; the next one has the number after ``last``."""
+        self.aside.clear()
         self.oldest = self.leaving = self.filling = _Batch(last + 1)
         self.newest = last
 
-    def restart(self, last: int) -> None:
-        """Forgets all commands, because other workers take the place of those they were for."""
+    def restart(self) -> int:
+        """Forgets all commands, as other workers are there now; returns the last one's number."""
+        last = self.last_seq + len(self.aside)
         self.drop(last)
         self.done = Progress(len(self.done.each), last)
+        return last
 
     def scopes(self) -> set[Scope]:
         """The scopes that issued commands that workers may not have executed."""
-        return {scope for batch in self for scope in batch.scopes()}
+        aside = {site[2] for site, _ in self.aside}
+        return aside.union(*(batch.scopes() for batch in self))
 
     def site(self, seq: int) -> Site | None:
         """The line that issued a command that workers may not have executed."""

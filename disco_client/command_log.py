@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -25,7 +24,7 @@ from disco_client.batches import Batches, PlacedEntry
 from disco_client.call_sites import Site, call_site, locate
 from disco_client.errors import EncodingError, IssuedAt, Reentered, SessionError
 from disco_client.locks import make_lock
-from disco_client.reentry import move, owned
+from disco_client.reentry import owned
 from disco_client.registers import RegisterIds
 from disco_client.scopes import Scope, current_owner, current_scope
 from disco_client.sender_wakeup import SenderWakeup
@@ -108,7 +107,6 @@ class CommandLog:
 
     __slots__ = (
         "__weakref__",
-        "_aside",
         "_batches",
         "_before_kills",
         "_beside_unmarked",
@@ -139,15 +137,13 @@ class CommandLog:
         self.answers: Answers = Answers(self.ending)
         self.registers: RegisterIds = RegisterIds()
         self._batches = Batches(num_workers, first_seq)
-        # Issued inside of another command by the same thread; they follow that one.
-        self._aside: deque[PlacedEntry] = deque()
         self._last_kill = self._before_kills = 0
         self._beside_unmarked = 0
         # Commands up to this number need not ask for room; set back where that may be over.
         self._room = 0
         self._noticed = first_seq - 1  # as executed, by all who wait for it
         self.window: Window = Window(self._batches, window, self.ending, self._lock)
-        self.sender: SenderWakeup = SenderWakeup(self)
+        self.sender: SenderWakeup = SenderWakeup(self._batches, self.registers, self.ending)
         self.timeline: LogWatcher | None = None
 
     # The program's side ----------------------------------------------------
@@ -251,8 +247,8 @@ class CommandLog:
     def _release_dead(self, command: EncodedCommand) -> Sequence[int]:
         """Lets a command tell the workers which registers are free; the lock is held."""
         released = [*self.registers.dead]
-        if self._aside:  # looked at last: what is put aside from now on uses none of these
-            self._take_aside()
+        if self._batches.aside:  # looked at last: what is put aside later uses none of these
+            self._batches.take_aside()
         command.released.extend(released)
         return released
 
@@ -288,7 +284,7 @@ class CommandLog:
             SessionError: The session is closed or lost; or as for :meth:`issue`.
         """
         site = call_site(current_scope(self))
-        ids = self.registers
+        batches, ids = self._batches, self.registers
         if self.entered():
             reg = ids.allocate()
             made = make(reg)
@@ -299,16 +295,16 @@ class CommandLog:
             waiting = None
             while True:
                 with self._lock:
-                    if self._batches.newest < self._room or self._has_room():
+                    if batches.newest < self._room or self._has_room():
                         released = [*ids.dead]
-                        if self._aside:  # looked at last, as above
-                            self._take_aside()
+                        if batches.aside:  # looked at last, as above
+                            batches.take_aside()
                         reg = ids.reuse(len(released)) if released else ids.allocate()
                         made = make(reg)
                         ids.makers[reg] = site
                         # As plain_call writes it; calling that would cost a fortieth of this.
                         row = (len(released), *released, func, reg, len(args), *args)
-                        self._batches.append(site, row)
+                        batches.append(site, row)
                         if len(released) > 1:
                             ids.told(len(released) - 1)
                         break
@@ -331,16 +327,10 @@ class CommandLog:
             self.registers.makers.update(dict.fromkeys(registers, site))
         return registers
 
-    def _take_aside(self) -> None:
-        """Appends what was put aside; the lock is held."""
-        batches = self._batches
-        move(self._aside, len(self._aside), batches.filling.entries)
-        batches.newest = batches.last_seq
-
     def _put_aside(self, entry: PlacedEntry) -> None:
         """Keeps a command that this thread issues in the middle of another one."""
         self.check_open()
-        self._aside.append(entry)
+        self._batches.aside.append(entry)
         self.sender.wake(always=True)
 
     def check_entered(self) -> None:
@@ -412,14 +402,12 @@ class CommandLog:
         """
         with self._lock:
             self.window.bar, self._room = bar, 0
-            issuers = self._batches.scopes() | {site[2] for site, _ in self._aside}
-            last = self.last_seq + len(self._aside)
-            self._aside.clear()
+            issuers = self._batches.scopes()
             registers = self.registers
             registers.told(len(registers.dead))
             live = registers.live()
             makers = {site[2] for site in registers.sites_of(live)}
-            self._batches.restart(last)
+            last = self._batches.restart()
             self._beside_unmarked = 0
         self.window.wake_callers()
         return Abandoned(last, live, issuers, makers)
@@ -511,25 +499,6 @@ class CommandLog:
         """Wakes that thread when workers have executed more."""
         self.window.call_on_progress(self.sender.nudge)
 
-    @property
-    def dead(self) -> deque[int]:
-        """The registers that were freed, of which no command tells yet."""
-        return self.registers.dead
-
-    @property
-    def newest(self) -> int:
-        """The number of the newest command, perhaps without those put aside."""
-        return self._batches.newest
-
-    @property
-    def refuses(self) -> bool:
-        """Whether no more commands are taken."""
-        return self.ending.refused is not None
-
-    def has_commands(self) -> bool:
-        """Whether there are commands that have not left."""
-        return self._batches.some_to_send or bool(self._aside)
-
     def take_batch(self, kills: bool = True) -> OutgoingBatch | None:
         """Returns the next commands, or None where there are none; never waits.
 
@@ -542,11 +511,12 @@ class CommandLog:
                 next command takes them along anyway.
         """
         with self._lock:
-            if self._aside:
-                self._take_aside()
-            if kills and self.registers.dead and not self.has_commands():
+            batches = self._batches
+            if batches.aside:
+                batches.take_aside()
+            if kills and self.registers.dead and not batches.some_to_send:
                 self._issue_kill()
-            batch = self._batches.next_to_leave()
+            batch = batches.next_to_leave()
             if batch is None:
                 return None
             leaving = batch.leave()
@@ -602,9 +572,7 @@ class CommandLog:
             self._room = 0  # first, so that an exception leaves no log that is closed and has room
             self.ending.close(why)
             if drop:
-                last = self.last_seq
-                self._aside.clear()
-                self._batches.drop(last)
+                self._batches.drop(self.last_seq)
         self.window.wake_callers()
         self.sender.nudge()
 

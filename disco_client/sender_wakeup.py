@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable, Generator
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
+from disco_client.batches import Batches
 from disco_client.clock import monotonic
+from disco_client.registers import RegisterIds
 from disco_client.scopes import Scope, current_owner
+from disco_client.session_end import SessionEnd
 from disco_client.transport.base import Pump
 
-__all__ = ["Pending", "SenderWakeup"]
+__all__ = ["SenderWakeup"]
 
 _LOOK_S = 1.0
 """How often the thread looks by itself whether what is held back may leave."""
@@ -32,34 +33,13 @@ _KILLS_S = 0.05
 threads can send; waking the sending thread for each would take the workers' time."""
 
 
-class Pending(Protocol):
-    """What waits to be sent."""
-
-    @property
-    def dead(self) -> deque[int]:
-        """The registers that were freed, of which no command tells yet."""
-        ...
-
-    @property
-    def newest(self) -> int:
-        """The number of the newest command."""
-        ...
-
-    @property
-    def refuses(self) -> bool:
-        """Whether no more commands are taken."""
-        ...
-
-    def has_commands(self) -> bool:
-        """Whether there are commands that have not left."""
-        ...
-
-
 class SenderWakeup:
     """Wakes the thread that sends, or lets the thread that issues send in its place.
 
     Args:
-        pending: What waits to be sent.
+        batches: What waits to be sent.
+        registers: Those that were freed are sent, too.
+        ending: Nothing is sent any more once commands are refused, and those before have left.
 
     Attributes:
         pump: Lets a thread of the program send by itself, if set.
@@ -70,9 +50,11 @@ class SenderWakeup:
 
     __slots__ = (
         "_awake",
+        "_batches",
+        "_dead",
+        "_ending",
         "_kills_due",
         "_passed_on",
-        "_pending",
         "_queue",
         "batching",
         "is_held",
@@ -80,8 +62,10 @@ class SenderWakeup:
         "pump",
     )
 
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
+    def __init__(self, batches: Batches, registers: RegisterIds, ending: SessionEnd) -> None:
+        self._batches = batches
+        self._dead = registers.dead
+        self._ending = ending
         self._queue: SimpleQueue[bool] = SimpleQueue()
         self._awake = False
         self._kills_due = False
@@ -145,7 +129,7 @@ class SenderWakeup:
             yield
         finally:
             self.batching.discard(owner)
-            if self._pending.has_commands():
+            if self._batches.some_to_send:
                 self.pass_on()
 
     # In the thread that sends ----------------------------------------------------------------
@@ -158,8 +142,8 @@ class SenderWakeup:
             with contextlib.suppress(Empty):
                 self._queue.get(timeout=_LOOK_S)
             return True
-        if self._pending.refuses:
-            return self._pending.has_commands()
+        if self._ending.refused is not None:
+            return self._batches.some_to_send
         if self.pump is not None and self._linger():
             return True
         self._sleep()
@@ -172,33 +156,33 @@ class SenderWakeup:
         A woken thread takes the interpreter from the one that issues and often soon
         waits for what it issued.
         """
-        pending = self._pending
+        batches = self._batches
         self._awake = True
         with contextlib.suppress(Empty):
             self._queue.get(timeout=_LINGER_S)
-        if pending.refuses or pending.has_commands():
+        if self._ending.refused is not None or batches.some_to_send:
             return True
         self._awake = False
-        return pending.has_commands() or bool(pending.dead)
+        return batches.some_to_send or bool(self._dead)
 
     def _sleep(self) -> None:
         """Waits until this thread is woken, or has to send freed registers on their own."""
         if self.pump is None:
             self._queue.get()
             return
-        pending = self._pending
+        batches = self._batches
         while True:
             # Mostly the next command takes them along. While commands come, this thread looks
             # now and then by itself, and no freed register wakes it.
-            self._kills_due, newest = True, pending.newest
+            self._kills_due, newest = True, batches.newest
             with contextlib.suppress(Empty):
                 if self._queue.get(timeout=_KILLS_S):
                     return
-            if pending.dead:
+            if self._dead:
                 return
-            if pending.newest == newest:
+            if batches.newest == newest:
                 self._kills_due = False  # before the look, as a register may be freed meanwhile
-                if pending.dead or self._queue.get():
+                if self._dead or self._queue.get():
                     return
 
     def disown(self) -> None:
