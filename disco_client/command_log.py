@@ -37,13 +37,7 @@ from disco_client.wire.limits import WINDOW_COMMANDS
 
 _Made = TypeVar("_Made")
 
-__all__ = [
-    "Abandoned",
-    "CommandLog",
-    "Fill",
-    "LogWatcher",
-]
-
+__all__ = ["Abandoned", "CommandLog", "Fill", "LogWatcher"]
 
 MAX_COMMAND_BYTES = 32 << 20
 """What one command may hold, so that a batch with it passes every relay."""
@@ -93,7 +87,6 @@ class CommandLog:
         first_seq: The number of the first command.
         window: How many commands may be under way.
         lock: A reentrant lock that guards the log; its owner may guard more with it.
-        ending: How far the session has come to its end; its owner may know it, too.
 
     Attributes:
         window: Says how many commands may be under way, and lets calls wait for room.
@@ -101,7 +94,7 @@ class CommandLog:
         answers: The answers to come, which are expected before their commands can be sent.
         sender: Wakes the thread that sends.
         entered: Says whether the calling thread is in the middle of issuing a command.
-        ending: As above.
+        ending: How far the session has come to its end.
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
 
@@ -129,11 +122,10 @@ class CommandLog:
         first_seq: int = 1,
         window: int = WINDOW_COMMANDS,
         lock: threading.RLock | None = None,
-        ending: SessionEnd | None = None,
     ) -> None:
         self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
-        self.ending: SessionEnd = SessionEnd() if ending is None else ending
+        self.ending: SessionEnd = SessionEnd()
         self.answers: Answers = Answers(self.ending)
         self.registers: RegisterIds = RegisterIds()
         self._batches = Batches(num_workers, first_seq)
@@ -475,7 +467,7 @@ class CommandLog:
         if self.is_full():
             return False
         self.check_open()
-        limit = self.window.end
+        limit = self.window.limit
         # Without a call, so that nothing closes the log in between.
         if self.window.bar is None and self.ending.refused is None:
             self._room = limit

@@ -10,7 +10,6 @@ from disco_client.errors import RemoteFailure, SessionClosed, SessionError
 from disco_client.locks import make_lock
 from disco_client.output import LogSink
 from disco_client.replies import Inbox
-from disco_client.session_end import SessionEnd
 from disco_client.threads import is_helper
 from disco_client.transport.base import Transport, Welcome
 from disco_client.transport.sent_log import SentLog
@@ -47,19 +46,9 @@ class Conversation:
         on_lost: Callable[[SessionError], object],
         long_waits: LongWaits,
     ) -> None:
-        lock, ending = make_lock("session"), SessionEnd()
-        log = self.log = CommandLog(
-            len(welcome.ranks), welcome.first_seq, welcome.window, lock, ending
-        )
-        self.inbox = Inbox(
-            log,
-            log.answers,
-            explain,
-            welcome.first_seq,
-            lock,
-            ending,
-            long_waits,
-        )
+        lock = make_lock("session")
+        log = self.log = CommandLog(len(welcome.ranks), welcome.first_seq, welcome.window, lock)
+        self.inbox = Inbox(log, explain, welcome.first_seq, lock, long_waits)
         self._sent = SentLog(
             welcome.session,
             log.take_batch,

@@ -34,6 +34,16 @@ class Commands(Protocol):
     """What is to be known of the commands that are answered."""
 
     @property
+    def answers(self) -> Answers:
+        """The answers to come."""
+        ...
+
+    @property
+    def ending(self) -> SessionEnd:
+        """How far the session has come to its end."""
+        ...
+
+    @property
     def acked(self) -> int:
         """The newest command that every worker has executed."""
         ...
@@ -59,16 +69,15 @@ class Inbox:
 
     Args:
         commands: The commands that are answered.
-        answers: The answers to come.
         explain: Adds to a failure inside a program where the client captured it.
         first_seq: The number of its first command; those before are of a program that
             has left the session, and so are their failures.
         lock: A reentrant lock that guards it; its owner may guard more with it.
-        ending: How far the session has come to its end; its owner may know it, too.
         long_waits: Is notified of waits each second.
 
     Attributes:
-        answers: As above.
+        answers: The answers to come.
+        ending: How far the session has come to its end.
         pump: Lets the waiting thread send and receive by itself, if set.
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
@@ -79,22 +88,20 @@ class Inbox:
     def __init__(
         self,
         commands: Commands,
-        answers: Answers,
         explain: Callable[[RemoteFailure], RemoteFailure] = lambda failure: failure,
         first_seq: int = 1,
         lock: threading.RLock | None = None,
-        ending: SessionEnd | None = None,
         long_waits: LongWaits | None = None,
     ) -> None:
         self._commands = commands
-        self.answers: Answers = answers
+        self.answers: Answers = commands.answers
+        self.ending: SessionEnd = commands.ending
         self._explain = explain
         self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self._failed = FailedCommands(commands.origin, commands.scope(), first_seq)
-        self.ending: SessionEnd = SessionEnd() if ending is None else ending
         self._long_waits = LongWaits() if long_waits is None else long_waits
-        self._liveness = Liveness(answers, self.ending, self._long_waits)
+        self._liveness = Liveness(self.answers, self.ending, self._long_waits)
         self.pump: Pump | None = None
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
         self.on_replaced: Callable[[Scope], object] = lambda _scope: None

@@ -1,4 +1,4 @@
-"""How much of a session may be under way, and the calls that wait for room."""
+"""How many commands and bytes of a session may be under way, and the calls that wait."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Window:
         self.long_waits: LongWaits = LongWaits()
 
     @property
-    def end(self) -> int:
+    def limit(self) -> int:
         """The number of the last command that may be under way, whatever their bytes are."""
         return self._batches.done.slowest + self.commands
 
@@ -119,7 +119,7 @@ class Window:
         """Whether the caller would wait for room."""
         batches = self._batches
         return self._ending.refused is None and (
-            batches.newest >= self.end
+            batches.newest >= self.limit
             or batches.nbytes > self.nbytes
             or batches.beside > self.beside
             or (self.bar is not None and self.bar())

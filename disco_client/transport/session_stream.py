@@ -20,21 +20,9 @@ from disco_client.pb import controller_pb2, node_pb2
 from disco_client.reentry import Event
 from disco_client.telemetry import spans
 from disco_client.threads import ThreadRefused
-from disco_client.transport.base import (
-    ClientEnd,
-    Expiry,
-    QueuePosition,
-    Wish,
-)
-from disco_client.transport.carriers import (
-    OpenStream,
-    StreamBroken,
-    open_stream,
-)
-from disco_client.transport.channel import (
-    ReloadingChannel,
-    why_refused,
-)
+from disco_client.transport.base import ClientEnd, Expiry, QueuePosition, Wish
+from disco_client.transport.carriers import OpenStream, StreamBroken, open_stream
+from disco_client.transport.channel import ReloadingChannel, why_refused
 from disco_client.transport.endings import error_before, error_of_end
 from disco_client.transport.outgoing import Outgoing
 from disco_client.transport.received import ReceivedReplies

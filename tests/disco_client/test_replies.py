@@ -26,6 +26,8 @@ class Log:
         self.acks = [0] * workers
         self.scopes = {}
         self.here = MINE
+        self.ending = SessionEnd()
+        self.answers = Answers(self.ending)
 
     def acknowledge(self, worker, seq):
         self.acks[worker] = max(self.acks[worker], seq)
@@ -46,14 +48,9 @@ def log():
     return Log(4)
 
 
-def inbox_of(log, **options):
-    ending = SessionEnd()
-    return Inbox(log, Answers(ending), ending=ending, **options)
-
-
 @pytest.fixture
 def inbox(log):
-    return inbox_of(log)
+    return Inbox(log)
 
 
 def value(seq, content):
@@ -225,7 +222,7 @@ def test_an_error_is_raised_in_one_of_many_waiting_threads(inbox, log):
     """Threads that sync at the same time share the errors; none fails in another way."""
     log.origin = lambda _seq: (LINE, MINE)
     log.acks = [10_000] * 4
-    inbox = inbox_of(log)
+    inbox = Inbox(log)
     told, wrong, stop = [], [], threading.Event()
 
     def sync():
@@ -262,7 +259,7 @@ def test_a_second_answer_of_one_worker_changes_nothing(inbox):
 def test_a_failure_in_a_program_is_explained_when_it_arrives(log):
     """By whoever knows the program; its line may be forgotten later."""
     explain = lambda f: replace(f, program_name="p")  # noqa: E731
-    inbox = inbox_of(log, explain=explain)
+    inbox = Inbox(log, explain=explain)
     inbox.receive(0, failure(1, 0))
     with pytest.raises(errors.RemoteException) as caught:
         inbox.raise_pending()
@@ -290,7 +287,7 @@ def test_what_is_open_is_answered_once_more(inbox):
 
 def test_failures_of_a_program_that_has_left_the_session_are_not_raised(log):
     """They may come late; an answer that is waited for tells of them all the same."""
-    inbox = inbox_of(log, first_seq=5)
+    inbox = Inbox(log, first_seq=5)
     inbox.receive(0, failure(4, 0))
     inbox.raise_pending()
     inbox.answers.expect(6, 1)

@@ -126,7 +126,7 @@ def batches():
 def receive_reply(data):
     lock = make_lock("session")
     log = CommandLog(1, lock=lock)
-    Inbox(log, log.answers, lock=lock, ending=log.ending).receive(0, EncodedReply.FromString(data))
+    Inbox(log, lock=lock).receive(0, EncodedReply.FromString(data))
 
 
 def replies():
