@@ -223,6 +223,28 @@ def wait_until(
     return found
 
 
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Callable[[], str]:
+    """What was written to standard error since the test began, by this process and its children.
+
+    It can be read again and again while more comes. ``capfd.readouterr`` empties the file that it
+    reads, and loses a text that is written in between.
+    """
+    del capfd  # it has made descriptor 2 a file
+    return lambda: os.pread(2, os.fstat(2).st_size, 0).decode(errors="replace")
+
+
+@pytest.fixture
+def settled(session: Session) -> Iterator[None]:
+    """Lets the workers of a shared session finish before the test's filters of warnings go.
+
+    A test may have its value from one worker while others still compute theirs. Where they are
+    threads, a warning of theirs would be an error, and the failure of the next test.
+    """
+    yield
+    session.sync_all()
+
+
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., object]:
     """Waits for a condition with a deadline; no test depends on how long a sleep is."""

@@ -66,19 +66,12 @@ def test_a_session_larger_than_the_cluster_is_told_so(slots):
     assert (raised.value.total_slots, raised.value.free_slots) == (2, 2)
 
 
-def test_a_waiting_session_starts_when_another_ends(slots, background, capfd, eventually):
+def test_a_waiting_session_starts_when_another_ends(slots, background, printed, eventually):
     """It is placed as soon as there is room, and says meanwhile what it waits for."""
     first = connect(slots, num_workers=2)
     waiting = background.submit(connect, slots, num_workers=1, timeout=30.0)
-    printed = ""
-
-    def progress():
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return "waiting for" in printed
-
-    eventually(progress, what="a message about the wait")
-    assert "waiting for 1 slot: 0 of 2 are free" in printed
+    eventually(lambda: "waiting for" in printed(), what="a message about the wait")
+    assert "waiting for 1 slot: 0 of 2 are free" in printed()
     assert not waiting.done()
     first.shutdown()
     with waiting.result(timeout=20) as second:
@@ -96,7 +89,7 @@ signal.pause()
 
 
 def test_who_comes_after_a_killed_program_learns_how_long_it_waits(
-    daemons, background, capfd, eventually
+    daemons, background, printed, eventually
 ):
     """Which session has lost its program, and when its slots are free."""
     controller = daemons.controller(DISCO_SESSION_LEASE_S="60")
@@ -106,18 +99,11 @@ def test_who_comes_after_a_killed_program_learns_how_long_it_waits(
         assert holder.stdout.readline() == "open\n"
         holder.terminate()
     waiting = background.submit(connect, controller.address, num_workers=1, timeout=50.0)
-    printed = ""
-
-    def told():
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return re.search(
-            "waiting for 1 slot: 0 of 1 are free, session 'mine' has lost its program, "
-            r"its slots are free in at most \d+ s",
-            printed,
-        )
-
-    eventually(told, what="what the wait is for")
+    told = re.compile(
+        "waiting for 1 slot: 0 of 1 are free, session 'mine' has lost its program, "
+        r"its slots are free in at most \d+ s"
+    )
+    eventually(lambda: told.search(printed()), what="what the wait is for")
     listed = CliRunner().invoke(main, ["status", "--address", controller.address, "--json"])
     assert "session 'mine' has lost its program" in listed.stdout
     assert (

@@ -131,7 +131,7 @@ def test_the_records_show_what_ran_and_which_collectives_in_it(session, tools, t
 
 
 def test_a_long_wait_is_reported_once_and_goes_on(
-    open_session, tools_of, waiter, eventually, monkeypatch, capfd
+    open_session, tools_of, waiter, eventually, monkeypatch, printed
 ):
     """On standard error, with the verdict; the call returns as if nothing had happened."""
     monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.5")
@@ -141,19 +141,16 @@ def test_a_long_wait_is_reported_once_and_goes_on(
     verdict = "rank 1 has been in user function conformance.wait_on (command #"
     eventually(lambda: verdict in str(session.diagnose()), what="that rank 1 waits")
     end = in_background(session.sync_all)
-    printed = ""
 
     def reported():
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return "goes on waiting" in printed and "stack of rank 1:" in printed
+        said = printed()
+        return "goes on waiting" in said and "stack of rank 1:" in said
 
     eventually(reported, what="the report of the wait")
-    assert verdict in printed
+    assert verdict in printed()
     waiter.touch()
     assert end() == []
-    printed += capfd.readouterr().err
-    assert printed.count("goes on waiting") == 1
+    assert printed().count("goes on waiting") == 1
 
 
 @FOUR
@@ -185,7 +182,9 @@ def test_nobody_is_accused_in_a_loop_of_small_collectives(session, eventually):
     assert [v for v in found if "never entered" in v or "not entered" in v] == []
 
 
-def test_the_report_on_a_slow_program_accuses_nobody(open_session, eventually, monkeypatch, capfd):
+def test_the_report_on_a_slow_program_accuses_nobody(
+    open_session, eventually, monkeypatch, printed
+):
     """It says how many of the commands all ranks have executed."""
     monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.1")
     session = open_session(3)
@@ -193,26 +192,24 @@ def test_the_report_on_a_slow_program_accuses_nobody(open_session, eventually, m
     nap = session.get_global_func("conformance.nap")
     session.allreduce(array, array)
     session.sync_all()
-    capfd.readouterr()
-    printed = ""
+    before = len(printed())
 
     def reported():
-        nonlocal printed
         for _ in range(100):  # which take longer than the second after which it is looked
             nap(0.015)
             session.allreduce(array, array)
         session.sync_all()
-        printed += capfd.readouterr().err
-        return "slow, still progressing: #" in printed
+        return "slow, still progressing: #" in printed()[before:]
 
     eventually(reported, what="the report of a wait")
-    assert "goes on waiting" in printed
-    assert "never entered" not in printed
-    assert "not entered" not in printed
+    said = printed()[before:]
+    assert "goes on waiting" in said
+    assert "never entered" not in said
+    assert "not entered" not in said
 
 
 def test_the_report_on_a_missing_rank_names_it(
-    open_session, tools_of, waiter, eventually, monkeypatch, capfd
+    open_session, tools_of, waiter, eventually, monkeypatch, printed
 ):
     """The first report does, unless the ranks go on at that time; then the next one."""
     monkeypatch.setenv("DISCO_HANG_REPORT_S", "0.1")
@@ -222,22 +219,18 @@ def test_the_report_on_a_missing_rank_names_it(
     session.allreduce(array, array)
     # Once the library has begun: a wait for that would be reported, and no other one afterwards.
     session.sync_all()
-    capfd.readouterr()
+    before = len(printed())
     for number in range(200):
         if number == 100:
             tools.call("wait_on", 1, str(waiter))
         session.allreduce(array, array)
     end = in_background(session.sync_all)
-    printed = ""
-
-    def reported():
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return "ranks 0 and 2 wait there" in printed
-
-    eventually(reported, what="the report of the wait")
-    assert "verdict: rank 1 has not entered allreduce(sum) #" in printed
-    assert "it has been in user function conformance.wait_on (command #" in printed
+    eventually(
+        lambda: "ranks 0 and 2 wait there" in printed()[before:], what="the report of the wait"
+    )
+    said = printed()[before:]
+    assert "verdict: rank 1 has not entered allreduce(sum) #" in said
+    assert "it has been in user function conformance.wait_on (command #" in said
     waiter.touch()
     assert end() == []
 

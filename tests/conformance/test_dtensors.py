@@ -122,6 +122,7 @@ def test_what_is_assigned_is_no_other_tensors(session):
             np.testing.assert_array_equal(kept.numpy(), array)
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_sums_by_zero_and_what_is_not_finite(session):
     """As numpy gives them, also where parts of a sum would be infinite each."""

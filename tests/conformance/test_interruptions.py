@@ -118,7 +118,7 @@ def test_a_handler_that_raises_in_a_call_fails_that_call(workers_of_their_own, s
 
 
 def test_a_handler_that_raises_in_an_idle_worker_is_logged(
-    workers_of_their_own, session, tools, capfd, eventually
+    workers_of_their_own, session, tools, printed, eventually
 ):
     """The worker goes on, and no command fails for it."""
     pids = [pid for _, pid in tools.results("raising.handle")]
@@ -127,15 +127,8 @@ def test_a_handler_that_raises_in_an_idle_worker_is_logged(
     time.sleep(0.1)  # the replies have been sent
     for pid in pids:
         os.kill(pid, signal.SIGALRM)
-    said = ""
-
-    def logged():
-        nonlocal said
-        said += capfd.readouterr().err
-        return said.count("TimeoutError: it is late") >= len(pids)
-
-    eventually(logged, what="the log")
-    assert "while the worker ran no call; it goes on" in said
+    eventually(lambda: printed().count("TimeoutError: it is late") >= len(pids), what="the log")
+    assert "while the worker ran no call; it goes on" in printed()
     assert tools.results("raising.handled") == [count + 1 for count in before]
     assert works(session, tools)
 

@@ -91,7 +91,7 @@ def test_more_workers_than_slots_says_so_at_the_timeout(cluster, capfd):
         connect(cluster.address, num_workers=5, timeout=0.3)
 
 
-def test_who_waits_is_told_for_what(cluster, capfd, eventually):
+def test_who_waits_is_told_for_what(cluster, printed, eventually):
     """On standard error, and again when something changes."""
     holder = connect(cluster.address, num_workers=4, name="holder")
     opened = []
@@ -99,14 +99,8 @@ def test_who_waits_is_told_for_what(cluster, capfd, eventually):
         target=lambda: opened.append(connect(cluster.address, num_workers=2, timeout=30))
     )
     waiting.start()
-    said = ""
-
-    def told():
-        nonlocal said
-        said += capfd.readouterr().err
-        return "disco: waiting for 2 slots: 0 of 4 are free" in said
-
-    eventually(told, what="a message about the wait")
+    told = "disco: waiting for 2 slots: 0 of 4 are free"
+    eventually(lambda: told in printed(), what="a message about the wait")
     assert not opened
     holder.shutdown()
     waiting.join(30)
@@ -114,17 +108,12 @@ def test_who_waits_is_told_for_what(cluster, capfd, eventually):
     opened[0].shutdown()
 
 
-def test_ctrl_c_stops_the_wait_for_slots(cluster, capfd, eventually):
+def test_ctrl_c_stops_the_wait_for_slots(cluster, printed, eventually):
     """As in a cell of a notebook: others get the slots, and so does who asks again."""
-    main, said = threading.main_thread().ident, ""
-
-    def told():
-        nonlocal said
-        said += capfd.readouterr().err
-        return "disco: waiting for 3 slots" in said
+    main, told = threading.main_thread().ident, "disco: waiting for 3 slots"
 
     def interrupt():
-        eventually(told, what="a message about the wait")
+        eventually(lambda: told in printed(), what="a message about the wait")
         signal.pthread_kill(main, signal.SIGINT)
 
     with connect(cluster.address, num_workers=2, name="holder") as holder:
@@ -270,18 +259,12 @@ def test_this_machine_s_refusal_is_not_waited_for(host, tmp_path):
             connect(address, num_workers=1, timeout=30)
 
 
-def test_a_wait_for_a_controller_is_told(capfd, eventually):
+def test_a_wait_for_a_controller_is_told(printed, eventually):
     """Where something listens that does not answer, as of one that hangs."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConnectionFailed, match="no controller answers"):
             connect(address, num_workers=1, timeout=5)
-        told = ""
-
-        def written():
-            nonlocal told
-            told += capfd.readouterr().err
-            return f"waiting for a controller at {address} (" in told
-
-        eventually(written, what="a line about the wait")
-        assert told.count("waiting for a controller") == 1
+        told = f"waiting for a controller at {address} ("
+        eventually(lambda: told in printed(), what="a line about the wait")
+        assert printed().count("waiting for a controller") == 1

@@ -276,28 +276,21 @@ def test_a_sync_waits_for_what_was_issued_before(session):
     assert counts["acked"] == counts["issued"] == min(counts["acks"])
 
 
-def test_workers_output_reaches_the_client_with_its_rank(cluster, capfd, eventually):
+def test_workers_output_reaches_the_client_with_its_rank(cluster, printed, eventually):
     """Line by line on standard error; logs=False keeps it away."""
     with connect(cluster.address, num_workers=2) as session:
         session.import_python_module("disco_test_functions")
         session.get_global_func("tests.say")("first\nsecond ü")
         session.sync_all()
-        seen = ""
-
-        def complete():
-            nonlocal seen
-            seen += capfd.readouterr().err
-            return seen.count("\n") >= 4
-
-        eventually(complete, what="four lines")
+        eventually(lambda: printed().count("\n") >= 4, what="four lines")
         for rank in session.workers:
             for text in ("first", "second ü"):
-                assert f"[worker {rank.worker} {rank.node}] {text}\n" in seen
+                assert f"[worker {rank.worker} {rank.node}] {text}\n" in printed()
     with connect(cluster.address, num_workers=1, logs=False) as session:
         session.import_python_module("disco_test_functions")
         session.get_global_func("tests.say")("unheard")
         session.sync_all()
-    assert "unheard" not in capfd.readouterr().err
+    assert "unheard" not in printed()
 
 
 def test_many_threads_use_one_session_at_once(session):

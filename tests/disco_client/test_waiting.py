@@ -104,7 +104,7 @@ def test_a_description_that_fails_does_not_end_the_wait(capfd):
     assert "cannot be found out: nobody answers" in capfd.readouterr().err
 
 
-def test_a_call_that_waits_for_room_is_reported_too(capfd, eventually):
+def test_a_call_that_waits_for_room_is_reported_too(printed, eventually):
     """Acknowledgements come in meanwhile, and the call goes on when there is room."""
     log = CommandLog(1, window=1)
     log.window.long_waits = LongWaits(
@@ -113,14 +113,7 @@ def test_a_call_that_waits_for_room_is_reported_too(capfd, eventually):
     log.issue_call(1, [], int)
     thread = threading.Thread(target=log.issue_call, args=(1, [], int))
     thread.start()
-    printed = ""
-
-    def reported():
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return "acked 0" in printed
-
-    eventually(reported, what="the report")
+    eventually(lambda: "acked 0" in printed(), what="the report")
     log.acknowledge(0, 1)
     thread.join(20)
     assert not thread.is_alive()

@@ -152,7 +152,7 @@ def test_a_program_without_shared_memory_is_told_before_and_after(in_own_mounts)
 
 
 def test_a_session_that_does_not_fit_beside_others_says_so_at_its_start(
-    daemons, in_own_mounts, capfd, eventually
+    daemons, in_own_mounts, printed, eventually
 ):
     """Row 23: before a collective fails, and only where there is too little room for it."""
     controller = daemons.controller()
@@ -160,9 +160,9 @@ def test_a_session_that_does_not_fit_beside_others_says_so_at_its_start(
     daemon = daemons.worker(controller.address, "--slots", "4")
     with connect(controller.address, num_workers=2) as first:
         assert reduces(first)
-        assert NO_ROOM not in capfd.readouterr().err
+        assert NO_ROOM not in printed()
         with connect(controller.address, num_workers=2) as second:
-            assert eventually(lambda: HOW_MUCH in capfd.readouterr().err, what="the warning")
+            assert eventually(lambda: HOW_MUCH in printed(), what="the warning")
             second.sync_all()
             inside(daemon, "mount -o remount,size=256m /dev/shm")
             assert reduces(second)

@@ -22,7 +22,7 @@ def printed_and_dropped(text):
     return shown, sum(int(count.replace(",", "")) for count in dropped)
 
 
-def test_a_rank_that_prints_much_holds_up_no_other_session(node, eventually, capfd):
+def test_a_rank_that_prints_much_holds_up_no_other_session(node, eventually, printed):
     """Row 31: others wait as ever; of its lines some come, and the rest is counted and said."""
     controller, daemon = node(2)
     with (
@@ -41,15 +41,11 @@ def test_a_rank_that_prints_much_holds_up_no_other_session(node, eventually, cap
             waits.append(time.monotonic() - began)
         rank_is_done.join()
         assert count.debug_get_from_remote(0) == LINES
-        text = ""
-
-        def complete():
-            nonlocal text
-            text += capfd.readouterr().err
-            return sum(printed_and_dropped(text)) >= LINES
-
-        eventually(complete, what="the last lines, or how many were dropped")
-        shown, dropped = printed_and_dropped(text)
+        eventually(
+            lambda: sum(printed_and_dropped(printed())) >= LINES,
+            what="the last lines, or how many were dropped",
+        )
+        shown, dropped = printed_and_dropped(printed())
         assert shown + dropped == LINES
         assert shown > 10_000, "a beginning is shown"
     assert statistics.median(waits) < PATIENCE_S

@@ -408,7 +408,7 @@ def test_the_environment_switches_debug_mode_on(open_kind):
         session.sync_all()
 
 
-def test_a_rank_that_skips_a_collective_is_named_while_others_wait(node, capfd, eventually):
+def test_a_rank_that_skips_a_collective_is_named_while_others_wait(node, printed, eventually):
     """Row 25: the ranks that wait say for whom after DISCO_SLOW_S, and nobody is killed."""
     controller, _ = node(2, DISCO_SLOW_S="0.5")
     with connect(controller.address, num_workers=2) as session:
@@ -416,13 +416,7 @@ def test_a_rank_that_skips_a_collective_is_named_while_others_wait(node, capfd, 
         total = session.empty((2,), "float64")
         session.allreduce(total, total)
         session.get_global_func("tests.wait_alone")()
-        printed = ""
-
-        def said():
-            nonlocal printed
-            printed += capfd.readouterr().err
-            return "worker 1 has waited 0.5 s in barrier of command #" in printed
-
-        eventually(said, what="a word of who waits")
-        assert "for worker 0, which did not enter it yet" in printed
+        said = "worker 1 has waited 0.5 s in barrier of command #"
+        eventually(lambda: said in printed(), what="a word of who waits")
+        assert "for worker 0, which did not enter it yet" in printed()
         session.shutdown()  # nobody would ever come; a sync would wait for ever

@@ -41,7 +41,7 @@ def read_log(daemon, until, eventually):
 
 
 @pytest.mark.parametrize("unread", ["controller", "worker"])
-def test_a_log_that_nobody_reads_holds_up_no_daemon(daemons, capfd, eventually, unread):
+def test_a_log_that_nobody_reads_holds_up_no_daemon(daemons, printed, eventually, unread):
     """Row 39: it serves sessions as ever, and its log comes when it is read."""
     prefixes = {unread: [sys.executable, "-c", UNREAD]}
     daemons.prefix = prefixes.get("controller", [])
@@ -55,7 +55,8 @@ def test_a_log_that_nobody_reads_holds_up_no_daemon(daemons, capfd, eventually, 
             session.import_python_module("disco_test_functions")
             session.get_global_func("tests.say")(f"line {number}")
             session.sync_all(timeout=20)
-            eventually(lambda: "[worker 0 " in capfd.readouterr().err, what="what a rank printed")
+            said = f"] line {number}\n"
+            eventually(lambda: said in printed(), what="what a rank printed")  # noqa: B023
     daemon = {"controller": controller, "worker": worker}[unread]
     text = read_log(daemon, f"session-{SESSIONS - 1}", eventually)
     assert "session-0" in text

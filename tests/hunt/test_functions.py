@@ -23,6 +23,7 @@ from disco_client.wire.elementwise import ELEMENTWISE
 
 pytestmark = [
     pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("settled"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning"),
 ]

@@ -157,7 +157,7 @@ priority = "high"
 
 
 def test_an_owner_waits_for_its_quota_and_others_do_not_wait_for_it(
-    guarded, connect, background, eventually, capfd, tmp_path
+    guarded, connect, background, eventually, printed, tmp_path
 ):
     """It is told what it holds; more than it may ever have is refused at once, with all numbers."""
     file = tmp_path / "quotas.toml"
@@ -186,14 +186,8 @@ def test_an_owner_waits_for_its_quota_and_others_do_not_wait_for_it(
     assert place.why == Why.WAIT_REASON_OWNER_SLOTS
     assert (place.owner_slots, place.owner_limit) == (1, 1)
     assert guarded.waiting("bob")["two"].owner_limit == 0, "is for who may use the session"
-    said = ""
-
-    def told():
-        nonlocal said
-        said += capfd.readouterr().err
-        return "its owner holds 1 of the 1 slots that it may" in said
-
-    eventually(told, what="the client to be told why it waits")
+    why = "its owner holds 1 of the 1 slots that it may"
+    eventually(lambda: why in printed(), what="the client to be told why it waits")
     others.shutdown()
     assert not waits.done()
     refused = [e for e in guarded.audited() if e.get("what") == "quota"]

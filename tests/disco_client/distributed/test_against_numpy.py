@@ -23,7 +23,10 @@ from disco_client import (
 from disco_client.distributed import Local, Pattern, register_rule
 
 # Warnings of numpy's about what is divided by zero are no errors of these tests.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("settled"),
+]
 
 
 class Colour(enum.IntEnum):

@@ -297,7 +297,7 @@ def test_a_rebuild_that_always_fails_ends_the_session_with_both_causes(session, 
         session.get_global_func("tests.add")
 
 
-def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, capfd, eventually):
+def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, printed, eventually):
     """Its daemon is killed under a call that waits; the call waits for the slots, too."""
     model, told = Model(), []
     controller = daemons.controller("--node-return", "0.2")
@@ -315,7 +315,7 @@ def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, capfd
         waiting.start()
         eventually(lambda: session._core.inbox.answers.expected, what="the call to wait")
         first.send(signal.SIGKILL)
-        eventually(lambda: "waiting for 2 slots: " in capfd.readouterr().err)
+        eventually(lambda: "waiting for 2 slots: " in printed())
         daemons.worker(controller.address, "--slots", "1", "--name", "third")
         waiting.join(30)
         assert isinstance(told[0].recovery.lost, errors.NodeLost)

@@ -390,7 +390,7 @@ def test_threads_that_issue_meanwhile_go_on(session):
     assert all(results[n, step] == n for n in range(3) for step in range(0, 400, 100))
 
 
-def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, capfd, eventually):
+def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, printed, eventually):
     """The session waits for them, and says so."""
     controller = daemons.controller("--node-return", "0.2")
     common = ("--slots", "1")
@@ -402,7 +402,7 @@ def test_a_lost_node_is_recovered_from_when_there_are_slots_again(daemons, capfd
         session.sync_all()
         first.send(signal.SIGKILL)
         doubled = session.get_global_func("tests.add")(value, value)
-        eventually(lambda: "waiting for 2 slots: " in capfd.readouterr().err)
+        eventually(lambda: "waiting for 2 slots: " in printed())
         daemons.worker(controller.address, *common, "--name", "third")
         assert doubled.debug_get_from_remote(1) == 42
         assert {each.node for each in session.workers} == {"second", "third"}
@@ -469,14 +469,14 @@ def test_a_session_that_is_shut_down_does_not_recover(session, cluster):
         session.sync_all()
 
 
-def test_a_shut_down_ends_the_wait_for_slots(daemons, eventually, capfd):
+def test_a_shut_down_ends_the_wait_for_slots(daemons, eventually, printed):
     """It does not wait for workers that nobody wants any more."""
     controller = daemons.controller("--node-return", "0.2")
     daemon = daemons.worker(controller.address, "--slots", "1")
     session = connect(controller.address, num_workers=1, recover="replay", logs=False)
     session.sync_all()
     daemon.send(signal.SIGKILL)
-    eventually(lambda: "waiting for 1 slot: " in capfd.readouterr().err)
+    eventually(lambda: "waiting for 1 slot: " in printed())
     session.shutdown()
     assert not [each for each in threading.enumerate() if each.name == "disco-recovery"]
 

@@ -112,19 +112,13 @@ def test_workers_that_say_a_lot_do_not_block_the_client(processes):
     assert len(kept[-1].debug_get_from_remote(1)) == 30_000
 
 
-def test_output_arrives_with_its_rank(processes, capsys, eventually):
+def test_output_arrives_with_its_rank(processes, printed, eventually):
     """Each line of standard output and error carries the worker's number."""
     session = processes(2)
     session.get_global_func("tests.say")("hello\nworld")
     session.get_global_func("tests.print_error")("trouble")
     wanted = [f"[worker {w} local] {t}\n" for w in range(2) for t in ("hello", "world", "trouble")]
-    seen = []
-
-    def complete():
-        seen.append(capsys.readouterr().err)
-        return all(line in "".join(seen) for line in wanted)
-
-    eventually(complete, what="the lines of both workers")
+    eventually(lambda: all(line in printed() for line in wanted), what="the lines of both workers")
 
 
 def test_output_can_be_switched_off(processes, capfd):

@@ -125,21 +125,15 @@ def test_a_forgotten_session_ends_its_workers(eventually):
 # Several nodes ---------------------------------------------------------------------
 
 
-def test_it_waits_for_its_nodes_and_says_how_to_start_them(daemons, capfd, eventually):
+def test_it_waits_for_its_nodes_and_says_how_to_start_them(daemons, printed, eventually):
     """The printed command brings a node, whose surplus slots stay unused."""
     opened = []
     opening = threading.Thread(
         target=lambda: opened.append(di.SocketSession(2, 2, 2, "localhost", 0, timeout=50))
     )
     opening.start()
-    said = ""
-
-    def command():
-        nonlocal said
-        said += capfd.readouterr().err
-        return said if said.endswith("\n") else None
-
-    eventually(command, what="a line about the wait")
+    eventually(lambda: printed().endswith("\n"), what="a line about the wait")
+    said = printed()
     begin = "disco: waiting for 1 other node, 0 came; on each: disco-worker --controller "
     assert said.startswith(begin)
     address, option, slots = said.removeprefix(begin).split()

@@ -19,21 +19,14 @@ if "disco_server.rank.fork_server" in sys.orig_argv:
 """
 
 
-def test_workers_output_arrives_with_its_rank(session, capfd, eventually):
+def test_workers_output_arrives_with_its_rank(session, printed, eventually):
     """Each line that a worker prints is on the client's standard error, named."""
     session.get_global_func("tests.say")("a line\nand another")
     session.sync_all()
-    printed = ""
-
-    def complete():
-        nonlocal printed
-        printed += capfd.readouterr().err
-        return printed.count("and another") == 4
-
-    eventually(complete, what="every worker's output")
+    eventually(lambda: printed().count("and another") == 4, what="every worker's output")
     for rank in session.workers:
         for text in ("a line", "and another"):
-            assert f"[worker {rank.worker} {rank.node}] {text}\n" in printed
+            assert f"[worker {rank.worker} {rank.node}] {text}\n" in printed()
 
 
 def test_a_crash_stays_inside_its_session(open_session):
