@@ -37,14 +37,19 @@ class CallGuard:
     raised meanwhile by a handler is raised in the call when that work is done.
 
     Attributes:
-        calling: Set while code of the session's runs, which may be interrupted.
+        calling: Set while code of the session's runs.
     """
 
     def __init__(self) -> None:
         self.calling = False
-        self._outer: list[bool] = []
+        self._own = 0
         self._kept: BaseException | None = None
         self._logging = False
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether a handler may raise: in a call, outside of work of the rank's own."""
+        return self.calling and not self._own
 
     def run(self, func: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
         """Calls code of the session's."""
@@ -56,14 +61,14 @@ class CallGuard:
 
     def __enter__(self) -> None:
         """Begins work of the rank's own."""
-        self._outer.append(self.calling)
-        self.calling = False
+        # One number, so that nothing is half done wherever a handler raises.
+        self._own += 1
 
     def __exit__(self, *_: object) -> None:
         """Ends it."""
-        self.calling = self._outer.pop()
+        self._own -= 1
         kept = self._kept
-        if kept is not None and self.calling:
+        if kept is not None and self.interruptible:
             self._kept = None
             raise kept
 
@@ -75,7 +80,7 @@ class CallGuard:
         """
         if isinstance(error, RANK_ENDS):
             raise error
-        if True in self._outer and self._kept is None:
+        if self.calling and self._own and self._kept is None:
             self._kept = error
             return
         if self._logging:  # of one that came a moment before
@@ -109,7 +114,7 @@ class _GuardedHandler:
         self._guard = guard
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._guard.calling:
+        if self._guard.interruptible:
             self.handler(number, frame)
             return
         try:
