@@ -20,12 +20,7 @@ from disco_client.text import name_workers
 from disco_client.tracing import ring as layout
 from disco_server.collectives import validation
 from disco_server.collectives.collective_watch import CollectiveWatch
-from disco_server.collectives.header_exchange import (
-    NO_DATA,
-    HeaderExchange,
-    fit_text,
-    naps,
-)
+from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange, fit_text, naps
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
 from disco_server.collectives.types import (
     AbortedError,

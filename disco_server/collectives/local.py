@@ -12,7 +12,7 @@ import numpy as np
 
 from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LineParts
-from disco_server.collectives.header_exchange import LocalExchange
+from disco_server.collectives.local_exchange import LocalExchange
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
 from disco_server.collectives.types import Array, ReduceOp, Tag

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from scenarios import Place, differ, known, make, reduce_by_hand
 
-from disco_server.collectives.header_exchange import NO_DATA, MpiExchange, NodeMemory
+from disco_server.collectives.header_exchange import NO_DATA
 from disco_server.collectives.mpi import MpiBackend
+from disco_server.collectives.mpi_exchange import MpiExchange
 from disco_server.collectives.mpi_library import Pieces
+from disco_server.collectives.node_memory import NodeMemory
 from disco_server.collectives.types import ReduceOp, Tag
 from disco_server.collectives.validation import find_kind
 

@@ -9,7 +9,7 @@ import numpy as np
 from scenarios import Place
 
 from disco_server.collectives.group import ProcessGroup
-from disco_server.collectives.header_exchange import MpiExchange
+from disco_server.collectives.mpi_exchange import MpiExchange
 from disco_server.collectives.types import MismatchError, ReduceOp
 
 SMALL, IN_ROUNDS, LARGE = 4, 1 << 19, 5 << 18

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.header_exchange import LocalExchange
+from disco_server.collectives.local_exchange import LocalExchange
 from disco_server.collectives.preflight import HEADER_BYTES
 from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp, UnavailableError

@@ -6,11 +6,8 @@ import itertools
 
 import pytest
 
-from disco_server.collectives.header_exchange import (
-    SharedMemoryExchange,
-    channel_bytes,
-    naps,
-)
+from disco_server.collectives.header_exchange import naps
+from disco_server.collectives.shared_exchange import SharedMemoryExchange, channel_bytes
 
 
 def test_rounds_bring_headers_data_and_texts(ranks):
