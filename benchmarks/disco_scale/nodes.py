@@ -31,7 +31,7 @@ from disco_client.wire.codec import (
 )
 from disco_scale.recording import PAYLOADS, Recording
 from disco_server.ipc.carriers import Carrier, open_carrier, open_line
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 from disco_server.ipc.shares import workers_of
 
 __all__ = ["PretendedNode", "Templates", "Traffic"]

@@ -29,7 +29,7 @@ from disco_client.wire.codec import (
     envelopes_in,
 )
 from disco_server.core.nodes import NodeShare
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 from disco_server.ipc.shares import encode_share
 
 __all__ = ["PAYLOADS", "RECORDED", "Recording", "read", "record_real", "shape_of", "write"]

@@ -32,8 +32,7 @@ from disco_server.devices.base import on_device
 from disco_server.settings import SLOW_S
 
 if TYPE_CHECKING:
-    from disco_server.collectives.header_exchange import HeaderExchange
-    from disco_server.collectives.preflight import Channel, Decision
+    from disco_server.collectives.preflight import Decision
     from disco_server.collectives.validation import CollectiveSignature
     from disco_server.observe.flight import FlightRecorder
 

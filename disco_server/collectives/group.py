@@ -39,10 +39,7 @@ from disco_server.devices.base import on_device, overlap
 from disco_server.devices.foreign import between, destination
 
 if TYPE_CHECKING:
-    from disco_server.collectives.agreement import Agreement
-    from disco_server.collectives.header_exchange import HeaderExchange, Slot
     from disco_server.collectives.preflight import Channel
-    from disco_server.collectives.types import Array
     from disco_server.collectives.validation import Parts
 
 __all__ = [

@@ -19,7 +19,6 @@ from disco_server.collectives.types import Array, ReduceOp, Tag
 
 if TYPE_CHECKING:
     from disco_server.collectives.loss import Loss
-    from disco_server.collectives.types import Array, ReduceOp
     from disco_server.collectives.validation import Family, Lines
 
 __all__ = [

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from disco_server.collectives.types import CommunicatorLost
-from disco_server.observe.processes import RankMemory, read_record
+from disco_server.observe.rank_memory import RankMemory, read_record
 
 __all__ = ["LOST", "Guarded", "Loss", "may_follow_another"]
 

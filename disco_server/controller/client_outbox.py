@@ -14,7 +14,7 @@ from typing import Final
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.core.session_state import SessionTable
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 
 __all__ = ["UNREAD_BYTES", "ClientOutbox"]
 

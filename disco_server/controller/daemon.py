@@ -26,14 +26,9 @@ from disco_server.controller.hub import Hub
 from disco_server.controller.pods import PodsApi, keep_pods
 from disco_server.controller.quotas import QuotaBook, limits_of
 from disco_server.controller.service import SERVICE_NAMES, Edge
+from disco_server.ipc.certificates import listener_secrets
 from disco_server.ipc.event_loop import RunLoop
-from disco_server.ipc.grpc_server import (
-    CannotListen,
-    add_port,
-    listener_secrets,
-    stop_server,
-    warn_of_open_listener,
-)
+from disco_server.ipc.grpc_server import CannotListen, add_port, stop_server, warn_of_open_listener
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.observe.open_files import Need, most_by_grpc

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from disco_server.core.cluster import Cluster
     from disco_server.core.session_state import SessionTable
     from disco_server.ipc.carriers import Carrier
-    from disco_server.ipc.grpc_server import Outbox
+    from disco_server.ipc.outbox import Outbox
 
 __all__ = [
     "Context",

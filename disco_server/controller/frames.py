@@ -24,7 +24,8 @@ from disco_client.pb import controller_pb2
 from disco_server.controller.auth import as_caller, peer_of
 from disco_server.controller.edge import first_message
 from disco_server.ipc.carriers import FramedCarrier, scratch
-from disco_server.ipc.grpc_server import CannotListen, listener_secrets
+from disco_server.ipc.certificates import listener_secrets
+from disco_server.ipc.grpc_server import CannotListen
 from disco_server.observe import logs
 from disco_server.observe.acceptor import Acceptor, listening_sockets
 from disco_server.settings import Address

@@ -10,21 +10,19 @@ import contextlib
 import functools
 import hmac
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from disco_client.clock import monotonic
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.telemetry import spans
-from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 from disco_client.text import many, natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.client_outbox import ClientOutbox
+from disco_server.controller.counters import ControllerCounters
 from disco_server.controller.inspect import (
     Inspections,
     Overviews,
@@ -34,6 +32,7 @@ from disco_server.controller.inspect import (
 )
 from disco_server.controller.logs import Logs
 from disco_server.controller.relay import Exchanges, Transfers
+from disco_server.controller.session_spans import OF_A_RANK, SessionSpans
 from disco_server.controller.slices import in_slices
 from disco_server.core.access import EVERYBODY, Identity, Role
 from disco_server.core.cluster import (
@@ -64,150 +63,12 @@ from disco_server.core.session_state import (
 from disco_server.core.window import CommandWindow
 from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs
-from disco_server.observe.http import Buckets
 from disco_server.observe.logs import bind
 
 if TYPE_CHECKING:
-    from disco_server.ipc.grpc_server import Outbox
+    from disco_server.ipc.outbox import Outbox
 
-__all__ = [
-    "OF_A_RANK",
-    "ControllerCounters",
-    "Hub",
-    "NodeLink",
-    "SessionSpans",
-    "ended_message",
-    "signed",
-]
-
-
-# What a controller counts while it relays.
-
-
-@dataclass(slots=True)
-class ControllerCounters:
-    """Counts since the start; plain numbers, because each batch updates them.
-
-    Attributes:
-        commands, batches: Of clients, relayed to nodes.
-        to_workers, to_clients: Bytes relayed, of batches and of replies and output.
-        created: Sessions asked for.
-        resumed: Connections of clients that came back or attached to a session.
-        ended: Sessions that are over, by the reason.
-        joined: Registrations of nodes.
-        node_round_trip: Seconds from a heartbeat to the node's answer.
-    """
-
-    commands: int = 0
-    batches: int = 0
-    to_workers: int = 0
-    to_clients: int = 0
-    created: int = 0
-    resumed: int = 0
-    ended: Counter[EndReason] = field(default_factory=Counter[EndReason])
-    joined: int = 0
-    node_round_trip: Buckets = field(default_factory=Buckets)
-
-
-# What a controller's spans tell of its sessions: how they are placed, begin and end.
-
-
-OF_A_RANK = (EndReason.RANK_LOST, EndReason.START_FAILED)
-"""Ends that one rank is the cause of."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """The spans of one session, as far as they have begun."""
-
-    start: Span = NO_SPAN
-    place: Span = NO_SPAN
-    end: Span = NO_SPAN
-
-    @classmethod
-    def begin(cls, session: SessionTable) -> Self:
-        facts: dict[str, str | int] = {**_facts(session), "disco.num_workers": session.num_workers}
-        start = spans.begin(
-            "disco.session.start",
-            facts,
-            parent=session.trace,
-            began_s=session.created,
-            kind="server",
-        )
-        place = spans.begin("disco.session.place", facts, parent=start, began_s=session.created)
-        return cls(start, place)
-
-
-class SessionSpans:
-    """Makes spans from the effects of a controller's decisions alone."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
-
-    def see(self, effect: Effect) -> None:
-        """Begins and ends what an effect begins and ends; to be called before it is carried out."""
-        match effect:
-            case TellQueued(session, place):
-                self._of(session).place.note({"disco.queue.ahead": place.ahead})
-            case StartSession(session):
-                self._placed(session)
-            case TellReady(session):
-                self._of(session).start.end()
-            case TellEnded(session, end):
-                self._ended(session, end)
-            case SessionGone(session_id):
-                if (gone := self._open.pop(session_id, None)) is not None:
-                    gone.end.end()
-            case _:
-                pass
-
-    def ids(self, session: SessionTable) -> Mapping[str, str]:
-        """What log lines about a session say of its trace."""
-        found = self._open.get(session.session)
-        if found is None:
-            return {}
-        return (found.start if found.end is NO_SPAN else found.end).ids
-
-    def _of(self, session: SessionTable) -> _Open:
-        found = self._open.get(session.session)
-        if found is None:
-            found = self._open[session.session] = _Open.begin(session)
-            # Its nodes continue the trace from this process, if it makes spans at all.
-            session.trace = dict(found.start.carrier) or session.trace
-        return found
-
-    def _placed(self, session: SessionTable) -> None:
-        found = self._of(session)
-        found.place.note({"disco.nodes": [share.node for share in session.shares]})
-        found.place.end()
-
-    def _ended(self, session: SessionTable, end: End) -> None:
-        if session.session not in self._open and session.shares:
-            found = self._open[session.session] = _Open()  # begun by an earlier controller
-        else:
-            found = self._of(session)
-        for unfinished in (found.place, found.start):
-            unfinished.fail(end.message)  # does nothing where it has ended
-            unfinished.end()
-        found.end = spans.begin(
-            "disco.session.end", {**_facts(session), **_facts_of_end(end)}, parent=session.trace
-        )
-        if not end.as_wished:
-            found.end.fail(end.message)
-
-
-def _facts(session: SessionTable) -> dict[str, str]:
-    return {"disco.session.id": f"{session.session:016x}", "disco.session.name": session.name}
-
-
-def _facts_of_end(end: End) -> Attributes:
-    facts: dict[str, str | int] = {
-        "disco.end.reason": end.reason.name.lower(),
-        "disco.end.message": end.message,
-    }
-    if end.reason in OF_A_RANK:
-        facts |= {"disco.rank": end.worker, "disco.node": end.node}
-    return facts
+__all__ = ["Hub", "NodeLink", "ended_message", "signed"]
 
 
 _logger = logger_of("disco.controller")
@@ -313,11 +174,6 @@ class Hub:
                     )
                     fill_queued(message, session, place)
                     self._tell(session.session, EnvelopeKind.QUEUED, message)
-                case TellReady(session):
-                    self.tell_ready(session)
-                    self._log_ready(session)
-                case TellDraining() | CordonNode():
-                    self._tell_cordon(effect)
                 case TellEnded(session, end):
                     self._tell_ended(session, end, slots)
                 case DropNode(node, message):
@@ -341,8 +197,8 @@ class Hub:
             case TellReady(session):
                 self.tell_ready(session)
                 self._log_ready(session)
-            case TellDraining(session):
-                self._tell_draining(session)
+            case TellDraining() | CordonNode():
+                self._tell_cordon(effect)
             case AskIfQuiet(session):
                 self._ask_if_quiet(session)
             case TellExpiring():

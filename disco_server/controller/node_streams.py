@@ -27,7 +27,7 @@ from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import Activity, SessionState, SessionTable
 from disco_server.ipc.carriers import ServedCarrier
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 from disco_server.ipc.shares import decode_shares
 from disco_server.observe import logs
 from disco_server.observe.logs import bind

@@ -51,7 +51,7 @@ from disco_server.ipc.assignments import Assignments
 from disco_server.ipc.framing import progress_in
 from disco_server.ipc.process import fix_hashes, limit_threads
 from disco_server.ipc.shares import encode_share
-from disco_server.observe.processes import Subject, cut_ranks, inspect_ranks
+from disco_server.observe.rank_reports import Subject, cut_ranks, inspect_ranks
 from disco_server.settings import HASH_SEED, check_system, cpu_cores
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from disco_client.reentry import owned
 from disco_server.ipc.framing import HOW_FAR, PROGRESS_VARIABLE, ProgressPage
 from disco_server.ipc.process import RankProcess, rank_ends
 from disco_server.observe.lifetime import PARENT_VARIABLE
-from disco_server.observe.processes import MEMORY_VARIABLE, decode_lines
+from disco_server.observe.printed_lines import decode_lines
+from disco_server.observe.stacks import MEMORY_VARIABLE
 
 __all__ = ["RankChild"]
 

@@ -45,14 +45,9 @@ from disco_server.collectives.local import LocalWorld
 from disco_server.collectives.select import default_library, open_communicator
 from disco_server.embedded.sender import Sender
 from disco_server.modules.base import LoadRules
-from disco_server.observe.processes import (
-    LastLines,
-    LineCutter,
-    decode_lines,
-    format_stack,
-    report_cut,
-    report_memory,
-)
+from disco_server.observe.printed_lines import LastLines, LineCutter, decode_lines
+from disco_server.observe.rank_reports import report_cut, report_memory
+from disco_server.observe.stacks import format_stack
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.signals import RankEnded

@@ -32,7 +32,7 @@ from disco_client.transport.channel import ReloadingChannel, target
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.framing import MAX_FRAME_BYTES, FrameCutter, frame
 from disco_server.ipc.event_loop import at_end_of_turn
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 from disco_server.observe.acceptor import peer_text
 
 if TYPE_CHECKING:

@@ -26,13 +26,9 @@ from disco_server.collectives.mpich_memory import shortage
 from disco_server.core.node import RankEnd
 from disco_server.core.pmi import MAX_LINE
 from disco_server.ipc.framing import FrameReader, Unsent
-from disco_server.observe.processes import (
-    LastLines,
-    LineCutter,
-    MemoryWatch,
-    RankMemory,
-    read_record,
-)
+from disco_server.observe.memory_limit import MemoryWatch
+from disco_server.observe.printed_lines import LastLines, LineCutter
+from disco_server.observe.rank_memory import RankMemory, read_record
 from disco_server.settings import HASH_SEED
 
 __all__ = ["RankEnds", "RankProcess", "fix_hashes", "limit_threads", "rank_ends"]

@@ -17,7 +17,8 @@ from disco_server.collectives.types import (
 )
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
-from disco_server.observe.processes import rank_limit, read_record
+from disco_server.observe.memory_limit import rank_limit
+from disco_server.observe.rank_memory import read_record
 from disco_server.rank.signals import CALL_ENDS, CallGuard
 from disco_server.storage.files import FileError, FileNotAllowed
 

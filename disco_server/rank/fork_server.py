@@ -41,13 +41,8 @@ from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 from disco_server.observe.lifetime import PARENT_VARIABLE
-from disco_server.observe.processes import (
-    MEMORY_VARIABLE,
-    be_subreaper,
-    below,
-    living_parents,
-    process_fields,
-)
+from disco_server.observe.processes import be_subreaper, below, living_parents, process_fields
+from disco_server.observe.stacks import MEMORY_VARIABLE
 from disco_server.rank import process
 
 __all__ = ["DESCRIPTORS", "receive_message", "send_message"]

@@ -34,7 +34,8 @@ from disco_server.ipc.framing import PROGRESS_VARIABLE, ProgressPage
 from disco_server.modules.base import LoadRules
 from disco_server.modules.children import MAIN
 from disco_server.observe.lifetime import die_with_parent_in
-from disco_server.observe.processes import open_flight, rank_limit
+from disco_server.observe.memory_limit import rank_limit
+from disco_server.observe.stacks import open_flight
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.port import DaemonGone, RankPort

@@ -23,7 +23,7 @@ from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS,
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
 from disco_server.ipc.carriers import Carrier, open_carrier, open_line
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 from disco_server.settings import read_cache
 from disco_server.worker.array_streams import ArrayCarrier
 from disco_server.worker.counters import NodeCounters

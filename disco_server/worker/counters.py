@@ -11,7 +11,7 @@ from disco_client.tracing.ring import COLLECTIVES, CollectiveRecord, read_collec
 from disco_server.observe.http import Buckets
 
 if TYPE_CHECKING:
-    from disco_server.observe.processes import RankMemory
+    from disco_server.observe.rank_memory import RankMemory
 
 __all__ = ["SIZES", "CollectiveCounters", "NodeCounters", "size_of"]
 

@@ -14,8 +14,9 @@ from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_client.text import many
 from disco_server.config import Account, WorkerConfig
+from disco_server.ipc.certificates import listener_secrets
 from disco_server.ipc.event_loop import RunLoop
-from disco_server.ipc.grpc_server import listener_secrets, warn_of_open_listener
+from disco_server.ipc.grpc_server import warn_of_open_listener
 from disco_server.observe.http import HttpListener, exposition
 from disco_server.observe.logs import setup_audit
 from disco_server.observe.open_files import Need

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from disco_client.errors import describe_exit
 from disco_client.output import logger_of
 from disco_server.ipc.process import rank_ends
-from disco_server.observe.processes import LastLines, LineCutter, below, living_parents
+from disco_server.observe.printed_lines import LastLines, LineCutter
+from disco_server.observe.processes import below, living_parents
 from disco_server.rank.fork_server import receive_message, send_message
 from disco_server.worker.environment import identity
 from disco_server.worker.rank_handle import OutputPoller, RankHandle

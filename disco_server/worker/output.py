@@ -15,7 +15,7 @@ from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.printed import LineCounter
 from disco_server.core.token_bucket import TokenBucket
 from disco_server.observe.logs import BoundLogger, takes_more
-from disco_server.observe.processes import decode_lines
+from disco_server.observe.printed_lines import decode_lines
 
 __all__ = ["SessionOutput"]
 

@@ -15,7 +15,7 @@ from disco_server.worker.session import WorkerSession
 from disco_server.worker.tasks import spawn
 
 if TYPE_CHECKING:
-    from disco_server.observe.processes import RankMemory
+    from disco_server.observe.rank_memory import RankMemory
     from disco_server.worker.array_streams import ArrayCarrier
     from disco_server.worker.counters import NodeCounters
 

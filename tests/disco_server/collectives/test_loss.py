@@ -9,7 +9,7 @@ import pytest
 from disco_server.collectives.loss import Guarded, Loss
 from disco_server.collectives.types import CommunicatorLost
 from disco_server.observe.flight import FlightRecorder
-from disco_server.observe.processes import RankMemory
+from disco_server.observe.rank_memory import RankMemory
 
 WORDS = "worker 2: allgather of command #6 failed in MPICH 5.0.2: a cable was pulled"
 

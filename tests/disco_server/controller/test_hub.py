@@ -11,7 +11,7 @@ from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.cluster import Rejoined
 from disco_server.core.nodes import Node
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 
 Reason = controller_pb2.EndReason
 

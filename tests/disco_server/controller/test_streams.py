@@ -12,7 +12,7 @@ from grpc._cython import cygrpc
 from disco_client.pb import controller_pb2
 from disco_server.controller import edge
 from disco_server.controller.relay import TransferRelay
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 
 
 def test_a_peer_that_says_nothing_is_sent_away(serve, monkeypatch):

@@ -13,7 +13,7 @@ from disco_client.wire.framing import frame
 from disco_server.ipc import carriers
 from disco_server.ipc.carriers import FramedCarrier, scratch
 from disco_server.ipc.event_loop import RunLoop
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 
 LIMIT_S = 20.0
 

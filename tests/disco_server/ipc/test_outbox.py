@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from disco_client.wire.codec import EnvelopeKind, envelope, envelopes_in
-from disco_server.ipc.grpc_server import _JOINED_BYTES, _MAX_DROPPABLE_BYTES, Outbox
+from disco_server.ipc.outbox import _JOINED_BYTES, _MAX_DROPPABLE_BYTES, Outbox
 
 
 class Peer:

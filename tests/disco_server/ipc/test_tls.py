@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.ipc.grpc_server import CertificateFiles, warn_of_open_listener
+from disco_server.ipc.certificates import CertificateFiles
+from disco_server.ipc.grpc_server import warn_of_open_listener
 from disco_server.security import Guard
 from fault_tools.certificates import Pki
 

@@ -13,17 +13,13 @@ import pytest
 from disco_client.tracing.ring import read_flight
 from disco_client.wire.reports import RankState
 from disco_server.observe.flight import FlightRecorder
-from disco_server.observe.processes import (
-    MEMORY_VARIABLE,
-    RankMemory,
-    Subject,
-    inspect_ranks,
-    report_memory,
-)
+from disco_server.observe.rank_memory import RankMemory
+from disco_server.observe.rank_reports import Subject, inspect_ranks, report_memory
+from disco_server.observe.stacks import MEMORY_VARIABLE
 
 PROGRAM = """
 import itertools, os, sys
-from disco_server.observe.processes import open_flight
+from disco_server.observe.stacks import open_flight
 flight = open_flight(os.environ)
 flight.begin(1)
 flight.kinds[1] = flight.label_of(3, "load_batch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_server.observe.processes import KEPT_LINES, LastLines, LineCutter, decode_lines
+from disco_server.observe.printed_lines import KEPT_LINES, LastLines, LineCutter, decode_lines
 
 
 def fed(*blocks):

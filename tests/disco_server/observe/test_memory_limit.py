@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from disco_server.observe.processes import MemoryWatch
+from disco_server.observe.memory_limit import MemoryWatch
 from fault_tools.cgroups import NotPermitted, limited
 
 WAIT = "import sys; sys.stdin.read()"

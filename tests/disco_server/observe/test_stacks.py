@@ -13,21 +13,20 @@ import pytest
 
 from disco_client.tracing.ring import RING_BYTES
 from disco_client.wire.reports import RankState
-from disco_server.observe.processes import (
+from disco_server.observe.processes import process_state
+from disco_server.observe.rank_memory import RankMemory
+from disco_server.observe.rank_reports import Subject, inspect_ranks
+from disco_server.observe.stacks import (
     FORCED_STACK_SIGNAL,
     MEMORY_VARIABLE,
     STACK_SIGNAL,
-    RankMemory,
-    Subject,
     _write_stack,
-    inspect_ranks,
     open_flight,
-    process_state,
 )
 
 STUCK = """
 import itertools, os
-from disco_server.observe.processes import open_flight
+from disco_server.observe.stacks import open_flight
 open_flight(os.environ)
 def stuck():
     sum(itertools.repeat(0))
@@ -76,7 +75,7 @@ def test_a_process_that_holds_the_interpreter_writes_its_stack(memory, eventuall
 
 BUSY = """
 import json, os, sys, threading, time
-from disco_server.observe.processes import open_flight
+from disco_server.observe.stacks import open_flight
 open_flight(os.environ)
 sys.setswitchinterval(1e-5)
 def dig(n):

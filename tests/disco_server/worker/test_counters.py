@@ -6,7 +6,7 @@ import pytest
 
 from disco_client.tracing.ring import COLLECTIVES
 from disco_server.observe.flight import FlightRecorder
-from disco_server.observe.processes import RankMemory
+from disco_server.observe.rank_memory import RankMemory
 from disco_server.worker.counters import CollectiveCounters, size_of
 
 

@@ -18,7 +18,7 @@ from disco_client.tracing.trace import Flight
 from disco_client.transport.admin import ask_for_inspection
 from disco_client.transport.channel import CHANNEL_OPTIONS, target
 from disco_client.wire.reports import RankState
-from disco_server.observe.processes import RankMemory
+from disco_server.observe.rank_memory import RankMemory
 from disco_server.worker import inspector
 from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders

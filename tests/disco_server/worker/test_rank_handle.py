@@ -21,7 +21,7 @@ from disco_client.wire.codec import (
     envelope,
 )
 from disco_client.wire.framing import frame
-from disco_server.observe.processes import KEPT_LINES, decode_lines
+from disco_server.observe.printed_lines import KEPT_LINES, decode_lines
 from disco_server.worker.fork_server import ForkServer
 
 ENVIRON = dict(os.environ)

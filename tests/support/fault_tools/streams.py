@@ -52,7 +52,7 @@ from disco_client.transport.carriers import StreamBroken
 from disco_client.wire.codec import EnvelopeKind, envelopes_in
 from disco_server.controller.node_streams import NodeStreams
 from disco_server.controller.session_streams import ClientStreams
-from disco_server.ipc.grpc_server import Outbox
+from disco_server.ipc.outbox import Outbox
 from disco_server.worker import agent
 
 POINTS = (
