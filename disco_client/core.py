@@ -570,7 +570,7 @@ class SessionCore:
         step_lines: Where the steps of its programs were captured.
 
     Attributes:
-        carrier: What carries large arrays: the transport; while the session is traced,
+        array_transport: What moves large arrays: the transport; while the session is traced,
             with notes of it.
         closed: Whether the program has ended the session, or left it.
         face: Returns the session that programs hold. It is made once, and lives as long
@@ -593,7 +593,7 @@ class SessionCore:
         self.log = log
         self.inbox = inbox
         self.transport: Transport = transport
-        self.carrier: Transport = transport
+        self.array_transport: Transport = transport
         self.span = span
         self.num_groups = num_groups
         self.step_lines: StepLines = step_lines or StepLines()
@@ -820,7 +820,7 @@ class SessionCore:
         receivers = workers or range(self.num_workers)
         take_ticket = take_ticket or self.take_ticket
         lost, works = self._raise_if_lost, self.part(WorkTable)
-        made = Uploads(take_ticket, self.carrier, receivers, lost, self.span, works)
+        made = Uploads(take_ticket, self.array_transport, receivers, lost, self.span, works)
         mine = self._sending.setdefault(threading.get_ident(), [])
         mine.append(weakref.ref(made, mine.remove))
         return made
@@ -1007,7 +1007,7 @@ class SessionCore:
         got: EncodedValue | Live = answer.values[worker]
         if isinstance(got, Live):
             return got.value
-        downloads = Downloads(self.carrier, worker, into, self.span, self.part(WorkTable))
+        downloads = Downloads(self.array_transport, worker, into, self.span, self.part(WorkTable))
         try:
             # Decoded in any case: an array that is offered must be fetched.
             value = decode_value(got, downloads)
@@ -1304,7 +1304,7 @@ class SessionCore:
             self._finalizer.detach()
         leak(transport)
         self.transport = cast("Transport", ForeignTransport(transport.welcome, why))
-        self.carrier = self.transport
+        self.array_transport = self.transport
         self.background.disown()
         self.callbacks.disown()
         lock = make_lock("session")

@@ -19,7 +19,7 @@ class Span:
     """
 
     @property
-    def carrier(self) -> Mapping[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """What another process needs to continue the trace: the headers of W3C."""
         return {}
 

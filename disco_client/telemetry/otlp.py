@@ -64,7 +64,7 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._library = trace
-        self._headers = TraceContextTextMapPropagator()
+        self._propagator = TraceContextTextMapPropagator()
         self._own: trace.Tracer | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
@@ -115,7 +115,7 @@ class Tracing:
         elif parent is None or isinstance(parent, Span):
             context = None
         else:
-            context = self._headers.extract(parent, context=_nothing())
+            context = self._propagator.extract(parent, context=_nothing())
         return self._start(name, attributes, context, (), began_s, kind)
 
     def within(self, whole: LiveSpan, name: str, attributes: Attributes | None) -> Span:
@@ -153,15 +153,15 @@ class Tracing:
         """The context in which a span is the active one."""
         return self._library.set_span_in_context(span, _nothing())
 
-    def carrier(self, context: Context | None) -> Mapping[str, str]:
+    def headers(self, context: Context | None) -> Mapping[str, str]:
         """The headers that stand for the active span of a context."""
-        carrier: dict[str, str] = {}
-        self._headers.inject(carrier, context=context)
-        return carrier
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers, context=context)
+        return headers
 
-    def active_carrier(self) -> Mapping[str, str]:
+    def active_headers(self) -> Mapping[str, str]:
         """The headers that stand for the active span."""
-        return self.carrier(None)
+        return self.headers(None)
 
     def active_ids(self) -> Mapping[str, str]:
         """The fields for log lines about the active span."""
@@ -221,9 +221,9 @@ class LiveSpan(Span):
         return self._span.get_span_context()
 
     @property
-    def carrier(self) -> Mapping[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """See :class:`Span`."""
-        return self._tracing.carrier(self.context)
+        return self._tracing.headers(self.context)
 
     @property
     def ids(self) -> Mapping[str, str]:

@@ -20,11 +20,11 @@ from disco_client.telemetry.base import NO_SPAN, Attributes, Span
 if TYPE_CHECKING:
     from disco_client.telemetry.otlp import Tracing
 
-__all__ = ["active_carrier", "active_ids", "begin", "carrier_of", "close", "setup", "spanned"]
+__all__ = ["active_headers", "active_ids", "begin", "close", "setup", "spanned", "trace_headers"]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_CARRIED = ("traceparent", "tracestate")
-_MAX_CARRIED = 512
+_HEADERS = ("traceparent", "tracestate")
+_MAX_HEADER = 512
 """How long such a header may be: the length that the standard requires to be passed on."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -108,7 +108,7 @@ def begin(
     Args:
         name: What takes time.
         attributes: What is known of it.
-        parent: A span of this process, or the carrier of one elsewhere, which is empty where
+        parent: A span of this process, or the headers of one elsewhere, which are empty where
             there is none; None for the active one.
         began_s: When it began, by ``time.monotonic``; None for now.
         kind: ``client`` of what asks another process, ``server`` of its answer.
@@ -122,18 +122,18 @@ def begin(
     return tracing.begin(name, attributes, parent, began_s, kind)
 
 
-def carrier_of(headers: Iterable[tuple[str, Any]]) -> dict[str, str]:
+def trace_headers(headers: Iterable[tuple[str, Any]]) -> dict[str, str]:
     """Picks the trace context out of headers, whether this process makes spans or not."""
     return {
         name: value
         for name, value in headers
-        if name in _CARRIED and isinstance(value, str) and len(value) <= _MAX_CARRIED
+        if name in _HEADERS and isinstance(value, str) and len(value) <= _MAX_HEADER
     }
 
 
-def active_carrier() -> Mapping[str, str]:
+def active_headers() -> Mapping[str, str]:
     """What a process that is called now needs to continue the active span."""
-    return _state.tracing.active_carrier() if _state.tracing is not None else {}
+    return _state.tracing.active_headers() if _state.tracing is not None else {}
 
 
 def active_ids() -> Mapping[str, str]:

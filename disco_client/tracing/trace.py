@@ -251,7 +251,7 @@ class Trace:
         self._fetch()
         start_thread(self._thread)
         under_way.trace = self
-        core.carrier = cast("Transport", TimedArrays(core.transport, self._timeline))
+        core.array_transport = cast("Transport", TimedArrays(core.transport, self._timeline))
         core.inbox = cast("Any", TimedInbox(core.inbox, self._timeline))
         core.log.watch(self._timeline)
         return self
@@ -271,7 +271,7 @@ class Trace:
         finally:
             core.log.watch(None)
             core.inbox = cast("TimedInbox", core.inbox).inbox
-            core.carrier = core.transport
+            core.array_transport = core.transport
             core.part(_UnderWay).trace = None
             self._stop.set()
             self._thread.join()

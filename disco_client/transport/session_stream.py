@@ -151,7 +151,7 @@ class SessionStream:
     def _open(self, first: bytes) -> None:
         for former in self._streams:
             former.close()
-        trace = tuple(spans.active_carrier().items())
+        trace = tuple(spans.active_headers().items())
         stream = open_stream(self._line, _SERVICE, first, self._out.stream(first), trace)
         # Other threads look at the last one at any time.
         left = [former for former in self._streams if not former.join(0.0)]

@@ -248,11 +248,11 @@ def _as_numpy(described: _Tensor, capsule: Any, name: str, *, read_only: bool) -
     if 0 in shape:
         return np.empty(shape, dtype)
     # Under an integer's name, where numpy could not tell the dtype from a word.
-    carrier = np.dtype(f"u{dtype.itemsize}") if is_extension(dtype.name) else dtype
+    storage = np.dtype(f"u{dtype.itemsize}") if is_extension(dtype.name) else dtype
     interface: dict[str, Any] = {
         "version": 3,
         "shape": shape,
-        "typestr": carrier.str,
+        "typestr": storage.str,
         "data": (cast("int", described.data) + described.byte_offset, read_only),
     }
     if described.strides:
@@ -265,17 +265,17 @@ class _Extended:
     """An array of a dtype of which numpy cannot speak, under its name in DLPack."""
 
     def __init__(self, array: HostArray) -> None:
-        self._carrier: Any = array.view(f"u{array.itemsize}")
+        self._storage: Any = array.view(f"u{array.itemsize}")
         self._code = _CODES[array.dtype.name]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU."""
-        return self._carrier.__dlpack_device__()
+        return self._storage.__dlpack_device__()
 
     def __dlpack__(self, *, max_version: Any = None, **options: Any) -> Any:
         """Makes a capsule; numpy does, and what it says of the dtype is replaced."""
         capsule = (
-            _capsule_of(self._carrier, **options) if max_version else self._carrier.__dlpack__()
+            _capsule_of(self._storage, **options) if max_version else self._storage.__dlpack__()
         )
         described, _ = _read(capsule, "numpy.ndarray")
         described.dtype.code, described.dtype.bits = self._code

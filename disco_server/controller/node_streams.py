@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from disco_client.clock import monotonic
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.telemetry.spans import carrier_of
+from disco_client.telemetry.spans import trace_headers
 from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in, mismatch
@@ -280,7 +280,7 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         deadline=0.0,  # set when the cluster takes the session over
         lease=start.lease_s,
         state=SessionState.RETURNING,
-        trace=carrier_of(start.trace.items()),
+        trace=trace_headers(start.trace.items()),
         shares=shares,
         ranks=ranks,
         activity=Activity(before_s=max(0.0, run.age_s)),

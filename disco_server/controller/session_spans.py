@@ -86,7 +86,7 @@ class SessionSpans:
         if found is None:
             found = self._open[session.session] = _Open.begin(session)
             # Its nodes continue the trace from this process, if it makes spans at all.
-            session.trace = dict(found.start.carrier) or session.trace
+            session.trace = dict(found.start.headers) or session.trace
         return found
 
     def _placed(self, session: SessionTable) -> None:

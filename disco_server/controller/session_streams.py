@@ -6,7 +6,7 @@ import asyncio
 import hmac
 
 from disco_client.pb import controller_pb2, envelope_pb2
-from disco_client.telemetry.spans import carrier_of
+from disco_client.telemetry.spans import trace_headers
 from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
@@ -112,7 +112,7 @@ class ClientStreams:
             return None
         self._hub.counters.created += 1
         session = self._hub.new_session(create, caller())
-        session.trace = carrier_of(carrier.invocation_metadata() or ())
+        session.trace = trace_headers(carrier.invocation_metadata() or ())
         _audit("session created", session, carrier)
         return session
 

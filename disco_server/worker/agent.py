@@ -25,7 +25,7 @@ from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, env
 from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.outbox import Outbox
 from disco_server.settings import read_cache
-from disco_server.worker.array_streams import ArrayCarrier
+from disco_server.worker.array_streams import ArrayRelay
 from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders, host_id
 from disco_server.worker.machine import MachineSampler
@@ -77,7 +77,7 @@ class Agent:
         self._cordoned = False
         self._drained = ""
         self._backoff = backoff or Backoff()
-        self._carrier = ArrayCarrier()
+        self._relay = ArrayRelay()
         self._sampler = MachineSampler()
         services = NodeServices(
             node=config.name,
@@ -88,7 +88,7 @@ class Agent:
             post=self._post,
             counters=NodeCounters(),
         )
-        self._supervisor = Supervisor(services, self._carrier)
+        self._supervisor = Supervisor(services, self._relay)
 
     @property
     def arrays(self) -> ArrayStore:
@@ -131,7 +131,7 @@ class Agent:
             finally:
                 knew = self.registered.is_set()
                 self.registered.clear()
-                self._carrier.disconnect()
+                self._relay.disconnect()
             _end_if_cancelled()
             if knew:
                 said = ""
@@ -155,7 +155,7 @@ class Agent:
             open_line(*where, NODE_STREAM_OPTIONS) as line,
             open_line(*where, CHANNEL_OPTIONS) as for_arrays,
         ):
-            self._carrier.connect(for_arrays)
+            self._relay.connect(for_arrays)
             return await self._talk(line, outbox)
 
     async def _why(self, error: grpc.RpcError) -> str:

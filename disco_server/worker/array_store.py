@@ -13,7 +13,7 @@ import grpc
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.ipc.arrays import IncomingArray
-from disco_server.worker.array_streams import ArrayCarrier, receive_array, send_array
+from disco_server.worker.array_streams import ArrayRelay, receive_array, send_array
 
 if TYPE_CHECKING:
     from disco_server.worker.pending_arrays import PendingArrays
@@ -31,18 +31,18 @@ class ArrayStore:
 
     Args:
         sessions: The sessions that run here at any moment.
-        carrier: Moves arrays over the connection to the controller.
+        relay: Moves arrays over the connection to the controller.
         post: Sends an encoded envelope to the controller.
     """
 
     def __init__(
         self,
         sessions: Mapping[int, WorkerSession],
-        carrier: ArrayCarrier,
+        relay: ArrayRelay,
         post: Callable[[bytes], object],
     ) -> None:
         self._sessions = sessions
-        self._carrier = carrier
+        self._relay = relay
         self._post = post
 
     def admit(self, transfer: controller_pb2.Transfer) -> PendingArrays:
@@ -76,7 +76,7 @@ class ArrayStore:
         try:
             async with session.arrays.upload(transfer) as array:
                 if array is not None:
-                    await receive_array(self._carrier.fetch(transfer), array)
+                    await receive_array(self._relay.fetch(transfer), array)
         except (grpc.RpcError, ConnectionError) as broke:
             session.log_of(transfer.worker).debug("an upload was cut: %s", broke)
             return  # the client knows, or is gone
@@ -99,7 +99,7 @@ class ArrayStore:
         try:
             async with session.arrays.download(transfer) as array:
                 transfer.nbytes = array.nbytes
-                await self._carrier.push(transfer, send_array(array))
+                await self._relay.push(transfer, send_array(array))
         except (grpc.RpcError, ConnectionError) as broke:
             session.log_of(transfer.worker).debug("a download was cut: %s", broke)
         except Exception as failed:  # noqa: BLE001  (the client waits for an answer)
@@ -108,4 +108,4 @@ class ArrayStore:
                 why = "the worker offers no such array"
             nothing = IncomingArray(None, 1, error=why)
             with contextlib.suppress(grpc.RpcError, ConnectionError):
-                await self._carrier.push(transfer, send_array(nothing))
+                await self._relay.push(transfer, send_array(nothing))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from disco_client.transport.channel import ReloadingChannel
     from disco_server.ipc.arrays import IncomingArray, OutgoingArray
 
-__all__ = ["ArrayCarrier", "BrokenOff", "receive_array", "send_array", "wait_for"]
+__all__ = ["ArrayRelay", "BrokenOff", "receive_array", "send_array", "wait_for"]
 
 
 _SERVICE = "/disco.v1.NodeService/"
@@ -99,7 +99,7 @@ async def wait_for(array: IncomingArray, end: int) -> None:
         await changed.wait()
 
 
-class ArrayCarrier:
+class ArrayRelay:
     """Moves arrays over the daemon's connection to the controller, while there is one."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ class RankSpans:
     """
 
     def __init__(self, session: int, start: node_pb2.StartRanks, share: NodeShare) -> None:
-        self._trace: Mapping[str, str] = spans.carrier_of(start.trace.items())
+        self._trace: Mapping[str, str] = spans.trace_headers(start.trace.items())
         self._facts = {
             "disco.session.id": f"{session:016x}",
             "disco.session.name": start.session_name,

@@ -16,7 +16,7 @@ from disco_server.worker.tasks import spawn
 
 if TYPE_CHECKING:
     from disco_server.observe.rank_memory import RankMemory
-    from disco_server.worker.array_streams import ArrayCarrier
+    from disco_server.worker.array_streams import ArrayRelay
     from disco_server.worker.counters import NodeCounters
 
 __all__ = ["Supervisor"]
@@ -27,7 +27,7 @@ class Supervisor:
 
     Args:
         services: What every session here uses.
-        carrier: Moves host arrays.
+        relay: Moves host arrays.
 
     Attributes:
         arrays: The arrays of the sessions here.
@@ -36,11 +36,11 @@ class Supervisor:
         over: Set when one has ended here, and from then on.
     """
 
-    def __init__(self, services: NodeServices, carrier: ArrayCarrier) -> None:
+    def __init__(self, services: NodeServices, relay: ArrayRelay) -> None:
         self._services = services
         self._post = services.post
         self._sessions: dict[int, WorkerSession] = {}
-        self.arrays = ArrayStore(self._sessions, carrier, services.post)
+        self.arrays = ArrayStore(self._sessions, relay, services.post)
         self.counters: NodeCounters = services.counters
         self.begun, self.over = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -159,18 +159,18 @@ with spans.begin("works"):
     }
 
 
-def test_a_carrier_leads_on_to_another_process(collector):
+def test_headers_lead_on_to_another_process(collector):
     """It has the headers of W3C; what began earlier says so; log lines get both ids."""
     run(
         """
 import time
 with spans.begin("caller") as caller:
-    assert spans.active_carrier() == caller.carrier
+    assert spans.active_headers() == caller.headers
     assert dict(spans.active_ids()) == dict(caller.ids)
     trace_id, span_id = caller.ids["trace_id"], caller.ids["span_id"]
-    (header,) = caller.carrier.items()
+    (header,) = caller.headers.items()
     assert header[0] == "traceparent" and header[1].startswith(f"00-{trace_id}-{span_id}-")
-    answer = spans.begin("answer", parent=spans.carrier_of(caller.carrier.items()),
+    answer = spans.begin("answer", parent=spans.trace_headers(caller.headers.items()),
                          began_s=time.monotonic() - 5, kind="server")
 answer.end()
 """,

@@ -123,7 +123,7 @@ def test_a_span_that_is_not_made_does_nothing():
         span.fail("of no consequence")
         assert span is NO_SPAN
         assert span.within("disco.part") is NO_SPAN
-    assert (span.carrier, span.ids, spans.active_carrier(), spans.active_ids()) == ({}, {}, {}, {})
+    assert (span.headers, span.ids, spans.active_headers(), spans.active_ids()) == ({}, {}, {}, {})
 
 
 def test_of_headers_only_the_trace_context_is_passed_on():
@@ -133,5 +133,5 @@ def test_of_headers_only_the_trace_context_is_passed_on():
         ("tracestate", "x" * 513),
         ("authorization", "Bearer secret"),
     ]
-    assert spans.carrier_of(headers) == {"traceparent": headers[0][1]}
-    assert spans.carrier_of([("traceparent", b"00")]) == {}
+    assert spans.trace_headers(headers) == {"traceparent": headers[0][1]}
+    assert spans.trace_headers([("traceparent", b"00")]) == {}

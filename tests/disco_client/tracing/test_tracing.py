@@ -128,5 +128,5 @@ def test_copies_are_carried_as_before_once_a_trace_is_over(tmp_path):
         with pytest.raises(KeyError), session.trace(tmp_path / "out.json"):
             raise KeyError
         assert session._core.inbox is inbox
-        assert session._core.carrier is session._core.transport
+        assert session._core.array_transport is session._core.transport
         assert session._core.log.timeline is None

@@ -19,9 +19,9 @@ from disco_server.worker.array_server import (
     make_array_server,
 )
 from disco_server.worker.array_store import ArrayStore
-from disco_server.worker.array_streams import ArrayCarrier
+from disco_server.worker.array_streams import ArrayRelay
 
-STORE = ArrayStore({}, ArrayCarrier(), lambda _raw: None)
+STORE = ArrayStore({}, ArrayRelay(), lambda _raw: None)
 NEAR = ("unix:/run/controller", "127.0.0.1:7600", "localhost:7600", "[::1]:7600")
 
 
