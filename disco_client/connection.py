@@ -194,9 +194,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
 
         transport = Replaying(transport, again, recover_limit_bytes, span)
     sink: LogSink | None = print_logs if logs else None
-    session = Session(
-        transport, num_groups=num_groups, log_sink=sink, hang_report=hang_report, span=span
-    )
+    session = Session(transport, log_sink=sink, hang_report=hang_report, span=span)
     if rebuilding is not None:
         rebuilding.serve(session)
     _switch_on(session)
@@ -284,10 +282,8 @@ def attach(  # noqa: PLR0913  (the same)
         transport = GrpcTransport.attach(
             where, name, owner(), connect_timeout=timeout, credentials=credentials
         )
-    welcome = transport.welcome
     session = Session(
         transport,
-        num_groups=welcome.num_groups,
         log_sink=print_logs if logs else None,
         hang_report=hang_report,
         span=span,

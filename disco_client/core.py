@@ -8,8 +8,6 @@ reference keeps the session open.
 
 from __future__ import annotations
 
-import itertools
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, SupportsIndex, 
 
 from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_of
 from disco_client.arrays.host_tensor import with_tensors
-from disco_client.arrays.transfer import Downloads, Uploads
+from disco_client.arrays.transfer import Downloads, Uploads, UploadsUnderWay
 from disco_client.command_log import CommandLog
 from disco_client.conversation import Conversation
 from disco_client.copies import Handle, copy_fields
@@ -565,7 +563,6 @@ class SessionCore:
         log: Numbers the commands.
         inbox: Gets the answers.
         transport: Carries both, and large arrays.
-        num_groups: Into how many equal groups the workers are divided.
         span: Of the session's life.
         step_lines: Where the steps of its programs were captured.
 
@@ -586,7 +583,6 @@ class SessionCore:
         inbox: Inbox,
         transport: Transport,
         *,
-        num_groups: int = 1,
         span: Span = NO_SPAN,
         step_lines: StepLines | None = None,
     ) -> None:
@@ -595,7 +591,6 @@ class SessionCore:
         self.transport: Transport = transport
         self.array_transport: Transport = transport
         self.span = span
-        self.num_groups = num_groups
         self.step_lines: StepLines = step_lines or StepLines()
         self.recorders: dict[Scope, SessionCore] = {}
         self.background: Background = Background("disco-results", Background.RESULTS)
@@ -604,18 +599,15 @@ class SessionCore:
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
         self._parts: dict[object, Any] = {}
-        # Not those of a program that has used the session before.
-        self._tickets = itertools.count(((transport.welcome.first_seq - 1) << TICKETS_SHIFT) + 1)
         self._finalizer: weakref.finalize[..., Any] | None = None
-        # The arrays that each thread sends, or is about to: several, where one is entered.
-        self._sending: dict[int, list[Callable[[], Uploads | None]]] = {}
+        # Not with tickets of a program that has used the session before.
+        self._uploads = UploadsUnderWay(((transport.welcome.first_seq - 1) << TICKETS_SHIFT) + 1)
 
     @classmethod
     def start(
         cls,
         transport: Transport,
         *,
-        num_groups: int = 1,
         log_sink: LogSink | None = None,
         hang_report: float | None = AUTO,
         span: Span | None = None,
@@ -624,7 +616,6 @@ class SessionCore:
 
         Args:
             transport: Opened, and not yet started.
-            num_groups: Into how many equal groups the workers are divided.
             log_sink: Gets what workers print; None discards it.
             hang_report: After how many seconds a wait says what it waits for; see
                 :func:`~disco_client.waiting.read_hang_report`.
@@ -638,7 +629,7 @@ class SessionCore:
         # What the transport's threads call must not keep the session alive.
         made = _converse(transport, log_sink or drop_logs, lines.explain, hang_report, span)
         log = made.log
-        core = cls(log, made.inbox, transport, num_groups=num_groups, span=span, step_lines=lines)
+        core = cls(log, made.inbox, transport, span=span, step_lines=lines)
         name = transport.welcome.name
         core._finalizer = weakref.finalize(
             core, _close, log, transport, name, span, (core.background, core.callbacks)
@@ -658,6 +649,11 @@ class SessionCore:
     def num_workers(self) -> int:
         """How many workers the session has."""
         return len(self.welcome.ranks)
+
+    @property
+    def num_groups(self) -> int:
+        """Into how many equal groups the workers are divided."""
+        return self.welcome.num_groups
 
     @property
     def name(self) -> str:
@@ -821,17 +817,8 @@ class SessionCore:
         take_ticket = take_ticket or self.take_ticket
         lost, works = self._raise_if_lost, self.part(WorkTable)
         made = Uploads(take_ticket, self.array_transport, receivers, lost, self.span, works)
-        mine = self._sending.setdefault(threading.get_ident(), [])
-        mine.append(weakref.ref(made, mine.remove))
+        self._uploads.add(made)
         return made
-
-    def _is_sending(self) -> bool:
-        """Whether workers may wait for arrays that this thread is still to send."""
-        mine = self._sending.get(threading.get_ident())
-        if not mine:
-            return False
-        made = [each() for each in mine]
-        return any(uploads is not None and uploads.under_way for uploads in made)
 
     def builtin(self, name: str) -> DPackedFunc:
         """A function that every worker has, looked up once."""
@@ -1091,7 +1078,7 @@ class SessionCore:
 
     def next_ticket(self) -> int:
         """The same, for an array that is sent without waiting."""
-        return next(self._tickets)
+        return self._uploads.next_ticket()
 
     # Waiting -------------------------------------------------------------------
 
@@ -1164,7 +1151,7 @@ class SessionCore:
             or self.log.entered()
             or self.inbox.entered()
             or self.transport.entered
-            or (self._sending and self._is_sending())
+            or self._uploads.of_this_thread()
         ):
             raise Reentered
 

@@ -86,7 +86,7 @@ class Recorder(SessionCore):
     def __init__(self, core: SessionCore, name: str) -> None:
         # It has the inbox and the transport of the session, and closes neither.
         self._steps = RecordingLog()
-        super().__init__(self._steps, core.inbox, core.transport, num_groups=core.num_groups)
+        super().__init__(self._steps, core.inbox, core.transport)
         self._session = core
         self._program_name = name
         self._owner: Scope | None = None

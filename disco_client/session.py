@@ -66,14 +66,12 @@ class Session:
         self,
         transport: Transport,
         *,
-        num_groups: int = 1,
         log_sink: LogSink | None = print_logs,
         hang_report: float | None = AUTO,
         span: Span | None = None,
     ) -> None:
         self._core = SessionCore.start(
             transport,
-            num_groups=num_groups,
             log_sink=log_sink,
             hang_report=hang_report,
             span=span,

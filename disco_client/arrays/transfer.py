@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
@@ -17,7 +20,7 @@ from disco_client.wire.arrays import byte_view, empty_array
 from disco_client.wire.host_arrays import Array
 from disco_client.wire.values import ArrayPorter
 
-__all__ = ["Downloads", "Uploads"]
+__all__ = ["Downloads", "Uploads", "UploadsUnderWay"]
 
 
 _SHOWN_BYTES = 8 << 20
@@ -141,6 +144,36 @@ class Uploads(ArrayPorter):
         ticket = self._take_ticket()
         self.offered.append((ticket, array))
         return ticket
+
+
+class UploadsUnderWay:
+    """The arrays that each thread of a session sends, or is about to; any thread may ask.
+
+    Args:
+        first_ticket: The number under which the first large array travels.
+    """
+
+    def __init__(self, first_ticket: int) -> None:
+        self._tickets = itertools.count(first_ticket)
+        # Several of one thread, where it is entered again.
+        self._of_threads: dict[int, list[Callable[[], Uploads | None]]] = {}
+
+    def next_ticket(self) -> int:
+        """The number under which the next large array travels."""
+        return next(self._tickets)
+
+    def add(self, made: Uploads) -> None:
+        """Counts arrays among those of this thread, for as long as they are held."""
+        mine = self._of_threads.setdefault(threading.get_ident(), [])
+        mine.append(weakref.ref(made, mine.remove))
+
+    def of_this_thread(self) -> bool:
+        """Whether workers may wait for arrays that this thread is still to send."""
+        mine = self._of_threads.get(threading.get_ident())
+        if not mine:
+            return False
+        made = [each() for each in mine]
+        return any(uploads is not None and uploads.under_way for uploads in made)
 
 
 class Downloads(ArrayPorter):

@@ -117,7 +117,8 @@ class Welcome:
         name: What lists call it.
         ranks: Where each worker runs.
         first_seq: The number that its next command has.
-        num_groups, ccl: As requested by the program that created it, where that is another one.
+        num_groups: Into how many equal groups its workers are divided.
+        ccl: As requested by the program that created it, where that is another one.
         window: How many commands may be under way.
     """
 

@@ -57,8 +57,7 @@ class Children(RankDriver[RankChild]):
         assignment: Makes the first frame for a rank, given its number.
 
     Attributes:
-        frames: Reads what the ranks send.
-        reader: Lets threads that wait do so.
+        frames: Reads what the ranks send, and lets threads that wait do so.
         order: A lock that is taken before those of ranks. A thread that sends to one rank holds
             it too, so a signal handler in it does not wait for a thread that sends to all.
         followed: Whether a trace fetches what the flight recorders hold, and so wants the rest
@@ -76,9 +75,9 @@ class Children(RankDriver[RankChild]):
         watcher: Watcher,
         assignment: Callable[[int], bytes],
     ) -> None:
-        self._count, self._kvsname = count, kvsname(session)
+        self._count = count
         node = NodeSession(
-            range(count), [range(count)], self._kvsname, open_limit_s=INIT_TIMEOUT_S.value()
+            range(count), [range(count)], kvsname(session), open_limit_s=INIT_TIMEOUT_S.value()
         )
         super().__init__(session, node, watcher, assignment, monotonic)
         self._command, self._environ = command, environ
@@ -88,8 +87,7 @@ class Children(RankDriver[RankChild]):
         self._started = Event()
         self._start_error: OSError | None = None
         self.frames = ChildFrames(watcher)
-        self.reader = self.frames.reader
-        self._actions: dict[int, Callable[[], None]] = {self.reader.wake_fd: self._woken}
+        self._actions: dict[int, Callable[[], None]] = {self.frames.reader.wake_fd: self._woken}
         self._leaving = self._failed = self._closed = False
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
 
@@ -144,11 +142,11 @@ class Children(RankDriver[RankChild]):
 
     def _watch(self, fd: int, action: Callable[[], None]) -> None:
         self._actions[fd] = action
-        self.reader.house.register(fd, READABLE)
+        self.frames.reader.house.register(fd, READABLE)
 
     def _unwatch(self, fd: int) -> None:
         if self._actions.pop(fd, None) is not None:
-            self.reader.house.unregister(fd)
+            self.frames.reader.house.unregister(fd)
 
     # The keeper's loop ----------------------------------------------------------------------
 
@@ -156,7 +154,7 @@ class Children(RankDriver[RankChild]):
         now = monotonic()
         if self.node.wake_at <= now:
             self.apply(self.node.time_passed(now))
-        for fd in self.reader.keep(self.node.wake_at - now):
+        for fd in self.frames.reader.keep(self.node.wake_at - now):
             if fd in self._actions:
                 self._actions[fd]()
         self.frames.handle_kept()
@@ -204,12 +202,12 @@ class Children(RankDriver[RankChild]):
         """Ends the session with an error, and kills the ranks; only if it does not end yet."""
         if not (self._leaving or self._failed):
             self._end_with(error)
-            self.reader.wake()
+            self.frames.reader.wake()
 
     def _end_with(self, error: SessionError) -> None:
         self._failed = True
         self._watcher.ended(error)
-        self.reader.end()
+        self.frames.reader.end()
 
     # The end ------------------------------------------------------------------------------------
 
@@ -220,13 +218,13 @@ class Children(RankDriver[RankChild]):
             timeout: Seconds to wait at most.
         """
         self._leaving = True
-        self.reader.wake()
+        self.frames.reader.wake()
         if self._keeper.ident is not None and self._keeper is not threading.current_thread():
             self._keeper.join(timeout)
 
     def _clean_up(self) -> None:
-        self.reader.close(self._close_children)
-        sweep_shared_memory(self._kvsname)
+        self.frames.reader.close(self._close_children)
+        sweep_shared_memory(kvsname(self._session))
 
     def _close_children(self) -> None:
         self._closed = True
@@ -240,4 +238,4 @@ class Children(RankDriver[RankChild]):
             for child in self.ranks.values():
                 child.renew_lock()
             self._close_children()
-            self.reader.disown()
+            self.frames.reader.disown()

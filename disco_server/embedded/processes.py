@@ -125,7 +125,6 @@ class ProcessSession(Session):
         transport = ProcessTransport(num_workers, num_groups, entrypoint, ccl or "", timeout)
         super().__init__(
             transport,
-            num_groups=num_groups,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
         )
@@ -159,6 +158,28 @@ def _environ(ranks: int) -> dict[str, str]:
     return environ if environ.get(HASH_SEED, "").isdecimal() else fix_hashes(environ)
 
 
+def _assignments(session: int, start: node_pb2.StartRanks) -> Assignments:
+    """What the ranks are told of their session; they run on one node, and may use everything."""
+    count = start.num_workers
+    share = NodeShare(NODE, tuple(range(count)), tuple(range(count)), (_DEVICE,) * count)
+    start.nodes.append(encode_share(share, ""))
+    everything = ("*",)  # as in the program, whose own they are
+    rules = node_pb2.AssignRank(
+        allow_modules=everything,
+        allow_read=everything,
+        allow_save=everything,
+        allow_load=everything,
+    )
+    return Assignments(session, start, rules)
+
+
+def _command(entrypoint: str, num_workers: int, num_groups: int, worker: int) -> list[str]:
+    """What Python is started with for a worker."""
+    # Disco's own needs no preparation, which takes time where TVM is installed.
+    program = [ENTRYPOINT] if entrypoint == ENTRYPOINT else [_RUNNER, entrypoint]
+    return ["-m", *program, *map(str, (worker, num_workers, num_groups))]
+
+
 class ProcessTransport(Bound):
     """Carries a session to child processes over sockets.
 
@@ -172,8 +193,6 @@ class ProcessTransport(Bound):
     ) -> None:
         self._session = secrets.randbits(64)
         self._name = f"processes-{next(_numbers)}"
-        self._num_workers, self._num_groups, self._ccl = num_workers, num_groups, ccl
-        self._entrypoint = entrypoint
         self._client: ClientEnd | None = None
         self._sender: Sender | None = None
         self._error: SessionError | None = None
@@ -182,23 +201,26 @@ class ProcessTransport(Bound):
         self._ready = threading.Lock()
         self._ready.acquire()
         self._opened = Progress(num_workers, 0)
+        start = node_pb2.StartRanks(
+            session_name=self._name, num_workers=num_workers, num_groups=num_groups, ccl=ccl
+        )
         self._children = Children(
             num_workers,
-            command=self._command,
+            command=partial(_command, entrypoint, num_workers, num_groups),
             environ=_environ(num_workers),
             session=self._session,
             name=self._name,
             watcher=self,
-            assignment=self._assignments().framed,
+            assignment=_assignments(self._session, start).framed,
         )
         self._arrays = SharedArrays(self._children.send_array, self._wait_for)
         try:
-            self._start(timeout)
+            self._start(num_groups, timeout)
         except BaseException:
             self.close(timeout)
             raise
 
-    def _start(self, timeout: float) -> None:
+    def _start(self, num_groups: int, timeout: float) -> None:
         deadline = monotonic() + timeout
         try:
             self._children.start()
@@ -211,32 +233,7 @@ class ProcessTransport(Bound):
             raise SessionLost(msg)
         self.check_alive()
         places = (RankPlace(c.worker, NODE, c.pid, _DEVICE) for c in self._children.ranks.values())
-        self._welcome = Welcome(self._session, self._name, tuple(places))
-
-    def _assignments(self) -> Assignments:
-        count = self._num_workers
-        share = NodeShare(NODE, tuple(range(count)), tuple(range(count)), (_DEVICE,) * count)
-        start = node_pb2.StartRanks(
-            session_name=self._name,
-            num_workers=count,
-            num_groups=self._num_groups,
-            ccl=self._ccl,
-            nodes=[encode_share(share, "")],
-        )
-        everything = ("*",)  # as in the program, whose own they are
-        rules = node_pb2.AssignRank(
-            allow_modules=everything,
-            allow_read=everything,
-            allow_save=everything,
-            allow_load=everything,
-        )
-        return Assignments(self._session, start, rules)
-
-    def _command(self, worker: int) -> list[str]:
-        # Disco's own needs no preparation, which takes time where TVM is installed.
-        own = self._entrypoint == ENTRYPOINT
-        program = [ENTRYPOINT] if own else [_RUNNER, self._entrypoint]
-        return ["-m", *program, *map(str, (worker, self._num_workers, self._num_groups))]
+        self._welcome = Welcome(self._session, self._name, tuple(places), num_groups=num_groups)
 
     @property
     def welcome(self) -> Welcome:
@@ -290,7 +287,7 @@ class ProcessTransport(Bound):
     @property
     def entered(self) -> bool:
         """Whether the calling thread is in the middle of sending or reading."""
-        if self._children.reader.entered:
+        if self._children.frames.reader.entered:
             return True
         return self._sender is not None and self._sender.entered()
 
@@ -329,11 +326,11 @@ class ProcessTransport(Bound):
     def send(self) -> None:
         """Sends what was issued; the keeper reads the answer if no thread does."""
         self.flush()
-        self._children.reader.attend()
+        self._children.frames.reader.attend()
 
     def wait(self, waiter: threading.Lock, seconds: float, ask: int | None = None) -> bool:
         """Sends what was issued, and reads replies until a lock is free."""
-        return self._children.reader.wait(waiter, seconds, lambda: self._flush(ask, waiter))
+        return self._children.frames.reader.wait(waiter, seconds, lambda: self._flush(ask, waiter))
 
     def _wait_for(self, waiter: threading.Lock, seconds: float) -> bool:
         return self.wait(waiter, seconds)
@@ -425,7 +422,7 @@ class ProcessTransport(Bound):
             self._children.followed = True
             reports = cut_ranks(subjects, since)
         found = tuple(map(decode_report, reports))
-        return Inspection(self._session, self._name, self._num_workers, found)
+        return Inspection(self._session, self._name, len(ranks), found)
 
     # Arrays -------------------------------------------------------------------------------
 

@@ -367,7 +367,6 @@ class SocketSession(Session):
             raise
         super().__init__(
             transport,
-            num_groups=num_groups,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
             span=span,

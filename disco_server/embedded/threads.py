@@ -627,7 +627,6 @@ class ThreadedSession(Session):
         transport = ThreadTransport(num_workers, num_groups, ccl or "")
         super().__init__(
             transport,
-            num_groups=num_groups,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
         )
@@ -639,7 +638,7 @@ class ThreadTransport(Bound):
     def __init__(self, num_workers: int, num_groups: int, ccl: str) -> None:
         name = f"threads-{next(_numbers)}"
         places = tuple(RankPlace(w, NODE, os.getpid(), "cpu") for w in range(num_workers))
-        self._welcome = Welcome(secrets.randbits(64), name, places)
+        self._welcome = Welcome(secrets.randbits(64), name, places, num_groups=num_groups)
         self._num_groups = num_groups
         self._ccl = ccl
         self._world = LocalWorld(num_workers, num_groups)

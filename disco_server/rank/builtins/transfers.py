@@ -74,7 +74,6 @@ class PartTransfer(NamedCall):
         "_fill",
         "_given",
         "_gives",
-        "_is_member",
         "_keeps",
         "_lends",
         "_lent",
@@ -100,11 +99,10 @@ class PartTransfer(NamedCall):
         self._worker, self._team = worker, team
         self._dtype = dtype_from_name(dtype)
         self._op, self._fill = ops
-        self._is_member = entry is not None
         work: Sequence[Any] = entry or _NOTHING
         line, shape, lends, combines, gives, takes, keeps = work
         size = 0 if team is None else team.size
-        lent, given = counts[int(line)]
+        lent, given = counts[int(line)] if entry else ((), ())
         self._lent, self._given = _rows(lent, size), _rows(given, size)
         self._shape = None if shape is None else tuple(shape)
         self._lends = [(-1, _index(box)) for _, box in lends[1:]]
@@ -126,8 +124,6 @@ class PartTransfer(NamedCall):
             local: What this rank has of the tensor; None if nothing.
             out: Takes its part; by default an array that is made for it.
         """
-        if not self._is_member:
-            return None
         if self._slice is not None and out is None:
             return local[self._slice].copy()
         made = self._combine(local) if self._lent or self._combines else []

@@ -120,13 +120,14 @@ def test_shutdown_ends_the_workers_however_often(processes, gone):
 
 KILLED = """
 import disco_client, os, sys, time
+from disco_server.collectives.mpich_memory import kvsname
 session = disco_client.ProcessSession(3, logs=False)
 session.import_python_module("disco_test_functions")
 array = session.empty((4,), "float32")
 if "collective" in MODE:
     session.allreduce(array, array)
 session.sync_all()
-print(session._core.transport._children._kvsname, flush=True)
+print(kvsname(session._core.transport.welcome.session), flush=True)
 print(*[place.pid for place in session.workers], flush=True)
 if "starting" in MODE:
     session.allreduce(array, array)
