@@ -1,4 +1,4 @@
-"""Programs for which the system starts too few threads: row 39."""
+"""Programs for which the system starts too few threads: row 40."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A controller that is started again where its name leads only later: row 39."""
+"""A controller that is started again where its name leads only later: row 41."""
 
 from __future__ import annotations
 
