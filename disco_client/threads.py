@@ -107,7 +107,7 @@ def is_own() -> bool:
 _BEGINNING = threading.Thread._bootstrap_inner.__code__  # type: ignore[attr-defined]  # noqa: SLF001  (there is no other way)
 """Where every thread of Python begins."""
 
-_HELPING = (__name__, "disco_client.transport.channel", "disco_client.transport.run_clock")
+_HELPING = (__name__, "disco_client.transport.calls", "disco_client.transport.run_clock")
 """Whose threads other threads wait for, besides gRPC's."""
 
 

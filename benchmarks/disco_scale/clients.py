@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from disco_client.pb import controller_pb2
-from disco_client.transport.channel import CHANNEL_OPTIONS
 from disco_client.transport.credentials import NO_CREDENTIALS
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS
 from disco_client.version import __version__
 from disco_client.wire.codec import (
     PROTOCOL,

@@ -19,8 +19,8 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from disco_client.pb import commands_pb2, controller_pb2, node_pb2
-from disco_client.transport.channel import NODE_STREAM_OPTIONS
 from disco_client.transport.credentials import NO_CREDENTIALS
+from disco_client.transport.grpc_options import NODE_STREAM_OPTIONS
 from disco_client.wire.codec import (
     PROTOCOL,
     Action,

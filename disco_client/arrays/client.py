@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 
 import grpc
 
-from disco_client.arrays.shared_memory import MEMORY_SCHEME, MemoryEndpoint
+from disco_client.arrays.memory_endpoint import MemoryEndpoint
+from disco_client.arrays.memory_messages import MEMORY_SCHEME
 from disco_client.backoff import Backoff
 from disco_client.clock import monotonic
 from disco_client.locks import make_lock
@@ -28,14 +29,10 @@ from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.reentry import Event, is_of_system
 from disco_client.transport.base import ArrayEndpoint, EndpointLost, TransferFailed, TransferRefused
-from disco_client.transport.channel import (
-    ReloadingChannel,
-    abandon,
-    details,
-    open_channel,
-    run_uninterrupted,
-)
+from disco_client.transport.calls import run_uninterrupted
+from disco_client.transport.channel import ReloadingChannel, abandon, open_channel
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
+from disco_client.transport.reaching import details
 from disco_client.wire.arrays import TRANSFER_HEADER, chunk_data, encode_head, encode_stream
 
 __all__ = ["ArrayClient", "GrpcEndpoint"]

@@ -18,7 +18,9 @@ from disco_client.errors import (
     SessionError,
 )
 from disco_client.pb import controller_pb2
-from disco_client.transport.channel import ReloadingChannel, ask, denied, details, run_uninterrupted
+from disco_client.transport.calls import ask, run_uninterrupted
+from disco_client.transport.channel import ReloadingChannel
+from disco_client.transport.reaching import denied, details
 from disco_client.wire.reports import (
     Inspection,
     Overview,

@@ -29,7 +29,9 @@ from disco_client.pb import controller_pb2
 from disco_client.reentry import Event, is_of_system, owned
 from disco_client.threads import ThreadRefused, start_thread
 from disco_client.transport.address import Address
-from disco_client.transport.channel import ReloadingChannel, ask, denied, details
+from disco_client.transport.calls import ask
+from disco_client.transport.channel import ReloadingChannel
+from disco_client.transport.reaching import denied, details
 from disco_client.wire.framing import FrameCutter, FrameTooLong, frame
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from disco_client.transport.base import (
     Welcome,
     Wish,
 )
-from disco_client.transport.channel import ReloadingChannel, await_controller, check_grpc_threads
+from disco_client.transport.channel import ReloadingChannel, check_grpc_threads
 from disco_client.transport.credentials import NO_CREDENTIALS, Credentials
+from disco_client.transport.reaching import await_controller
 from disco_client.transport.session_stream import SessionStream
 from disco_client.wire.limits import WINDOW_COMMANDS
 

@@ -22,10 +22,11 @@ from disco_client.telemetry import spans
 from disco_client.threads import ThreadRefused
 from disco_client.transport.base import ClientEnd, Expiry, QueuePosition, Wish
 from disco_client.transport.carriers import OpenStream, StreamBroken, open_stream
-from disco_client.transport.channel import ReloadingChannel, why_refused
+from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.endings import error_before, error_of_end
 from disco_client.transport.outgoing import Outgoing
 from disco_client.transport.received import ReceivedReplies
+from disco_client.transport.refusals import why_refused
 from disco_client.transport.run_clock import RunClock
 from disco_client.transport.stream_reader import StreamReader
 from disco_client.version import __version__

@@ -283,7 +283,8 @@ class Controller:
         """
         # `disco doctor` must also run if gRPC is broken, and --help need not load it.
         quieten_grpc()
-        from disco_client.transport.channel import ReloadingChannel, await_controller
+        from disco_client.transport.channel import ReloadingChannel
+        from disco_client.transport.reaching import await_controller
 
         check_descriptors(OF_A_CONNECTION, "the connection to the controller")
         line = ReloadingChannel(self.address, self.credentials)

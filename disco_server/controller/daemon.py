@@ -18,7 +18,7 @@ from disco_client.errors import ConfigError
 from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_client.text import many
-from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
+from disco_client.transport.grpc_options import SERVER_OPTIONS, connection_limit
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.auth import AuthInterceptor
 from disco_server.controller.frames import FrameListener

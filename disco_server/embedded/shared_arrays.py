@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from disco_client.arrays.shared_memory import MappedMemory
+from disco_client.arrays.mapped_memory import MappedMemory
 from disco_client.descriptors import Descriptor
 from disco_client.errors import SessionError
 from disco_client.locks import make_lock

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disco_client.arrays.shared_memory import MappedMemory, SharedPool
+from disco_client.arrays.mapped_memory import MappedMemory
+from disco_client.arrays.shared_memory import SharedPool
 from disco_client.descriptors import Descriptor
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.wire.arrays import CHUNK_BYTES, PIECE_BYTES, byte_view, empty_array, in_pieces

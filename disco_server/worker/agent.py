@@ -19,7 +19,8 @@ from disco_client.backoff import Backoff
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.transport.channel import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS, why_refused
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS, NODE_STREAM_OPTIONS
+from disco_client.transport.refusals import why_refused
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, envelope, envelopes_in
 from disco_server.ipc.carriers import Carrier, open_carrier, open_line

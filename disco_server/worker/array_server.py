@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from disco_client.arrays.shared_memory import MEMORY_SCHEME, READ_BYTES, pack, unpack
+from disco_client.arrays.memory_messages import MEMORY_SCHEME, READ_BYTES, pack, unpack
 from disco_client.descriptors import Descriptor
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2, memory_pb2
-from disco_client.transport.channel import SERVER_OPTIONS, connection_limit
 from disco_client.transport.credentials import is_local
+from disco_client.transport.grpc_options import SERVER_OPTIONS, connection_limit
 from disco_client.wire.arrays import CHUNK_BYTES, TRANSFER_HEADER
 from disco_server.config import MAX_CONNECTIONS
 from disco_server.ipc.grpc_server import add_port, quiet_if_peer_left, stop_server

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from disco_client import connect, errors
-from disco_client.arrays.shared_memory import MEMORY_SCHEME, READ_BYTES, pack
+from disco_client.arrays.memory_messages import MEMORY_SCHEME, READ_BYTES, pack
 from disco_client.pb import memory_pb2
 from disco_client.wire.arrays import encode_head
 

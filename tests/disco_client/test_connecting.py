@@ -134,7 +134,8 @@ def test_sessions_that_wait_get_their_slots_in_order_of_arrival(cluster, eventua
     import grpc
 
     from disco_client.pb import controller_pb2, controller_pb2_grpc
-    from disco_client.transport.channel import CHANNEL_OPTIONS, target
+    from disco_client.transport.channel import target
+    from disco_client.transport.grpc_options import CHANNEL_OPTIONS
 
     def waiting_names():
         with grpc.insecure_channel(target(cluster.address), options=CHANNEL_OPTIONS) as channel:

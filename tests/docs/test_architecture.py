@@ -135,7 +135,7 @@ def test_what_a_line_names_is_in_the_files_that_it_links(page):
         ("an unfit allreduce is refused", "disco_server/collectives/preflight.py", "decide"),
         ("a lost node is noticed", "disco_server/core/cluster.py", "Cluster.tick"),
         ("a setting is read", "disco_server/config.py", "Settings.load"),
-        ("a 64 MiB array is mapped", "disco_client/arrays/shared_memory.py", "MappedMemory"),
+        ("a 64 MiB array is mapped", "disco_client/arrays/mapped_memory.py", "MappedMemory"),
         ("a session is placed on nodes", "disco_server/core/nodes.py", "place"),
         ("a rank is started", "disco_server/core/node.py", "NodeSession.start"),
         ("a hang is diagnosed", "disco_client/diagnosis.py", "judge"),

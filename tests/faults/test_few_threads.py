@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
-from disco_client.transport.channel import ReloadingChannel, ask
+from disco_client.transport.calls import ask
+from disco_client.transport.channel import ReloadingChannel
 from fault_tools.few_threads import refusing
 
 QUICK_S = 15

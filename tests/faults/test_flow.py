@@ -19,7 +19,8 @@ import pytest
 
 from disco_client import batches, connect
 from disco_client.pb import controller_pb2
-from disco_client.transport.channel import CHANNEL_OPTIONS, target
+from disco_client.transport.channel import target
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS
 from disco_client.wire.codec import (
     PROTOCOL,
     Action,

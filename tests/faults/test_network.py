@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from disco_client import connect, errors
-from disco_client.transport.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, target
+from disco_client.transport.channel import target
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from fault_tools.processes import frozen
 from fault_tools.proxy import Proxy
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from disco_client import attach, connect, errors
-from disco_client.arrays.shared_memory import MappedMemory
+from disco_client.arrays.mapped_memory import MappedMemory
 from disco_client.arrays.transfer import Uploads
 from fault_tools.proxy import Proxy
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from disco_client import connect, errors
 from disco_client.pb import commands_pb2, controller_pb2, node_pb2
-from disco_client.transport.channel import SERVER_OPTIONS, target
+from disco_client.transport.channel import target
+from disco_client.transport.grpc_options import SERVER_OPTIONS
 from disco_client.wire.codec import (
     PROTOCOL,
     Action,

@@ -19,8 +19,9 @@ import pytest
 from disco_client import errors
 from disco_client.pb import controller_pb2
 from disco_client.transport.admin import ask_for_inspection
-from disco_client.transport.channel import CHANNEL_OPTIONS, ReloadingChannel, target
+from disco_client.transport.channel import ReloadingChannel, target
 from disco_client.transport.credentials import Credentials
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS
 from disco_client.transport.sent_log import SentLog
 from disco_client.wire.codec import (
     PROTOCOL,

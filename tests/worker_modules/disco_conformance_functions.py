@@ -22,7 +22,7 @@ import disco_reentry_functions  # noqa: F401  (registers functions)
 import numpy as np
 
 import disco_server
-from disco_client.arrays.shared_memory import MappedMemory
+from disco_client.arrays.mapped_memory import MappedMemory
 from disco_server.collectives.types import AbortedError, MismatchError, ReduceOp
 from disco_server.rank.functions import resolve, writes_into
 

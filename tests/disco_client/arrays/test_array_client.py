@@ -13,10 +13,11 @@ import pytest
 from disco_client import connect, errors
 from disco_client.arrays import client as client_module
 from disco_client.arrays.client import ArrayClient, GrpcEndpoint
-from disco_client.arrays.shared_memory import MemoryEndpoint
+from disco_client.arrays.memory_endpoint import MemoryEndpoint
 from disco_client.transport import channel as channel_module
 from disco_client.transport.base import TransferFailed
-from disco_client.transport.channel import CHANNEL_OPTIONS, ReloadingChannel, target
+from disco_client.transport.channel import ReloadingChannel, target
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS
 
 ARRAY = np.arange(300_000, dtype="float64")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disco_client.arrays.shared_memory import MappedMemory, read_shared, write_shared
+from disco_client.arrays.mapped_memory import MappedMemory
+from disco_client.arrays.shared_memory import read_shared, write_shared
 
 MIB = 1 << 20
 
@@ -115,7 +116,7 @@ def descriptors_of(fds):
 
 def test_where_there_is_no_room_for_a_mapping_it_is_done_without(mapped, memory, monkeypatch):
     """Such as when too many files are open; the bytes are there all the same."""
-    monkeypatch.setattr("disco_client.arrays.shared_memory.map_shared", refuse)
+    monkeypatch.setattr("disco_client.arrays.mapped_memory.map_shared", refuse)
     fd, into = memory(MIB), bytearray(3)
     for _ in range(3):
         mapped.write(fd, memoryview(b"abc"))

@@ -10,16 +10,10 @@ import threading
 
 import pytest
 
-from disco_client.arrays.shared_memory import (
-    READ_BYTES,
-    MappedMemory,
-    MemoryEndpoint,
-    allocate,
-    pack,
-    read_shared,
-    unpack,
-    write_shared,
-)
+from disco_client.arrays.mapped_memory import MappedMemory
+from disco_client.arrays.memory_endpoint import MemoryEndpoint
+from disco_client.arrays.memory_messages import READ_BYTES, pack, unpack
+from disco_client.arrays.shared_memory import allocate, read_shared, write_shared
 from disco_client.pb import memory_pb2
 from disco_client.transport.base import EndpointLost, TransferFailed
 from disco_client.wire.arrays import encode_head

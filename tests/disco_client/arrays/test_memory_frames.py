@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from disco_client.arrays.shared_memory import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
+from disco_client.arrays.memory_messages import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
 from disco_client.pb import memory_pb2
 
 

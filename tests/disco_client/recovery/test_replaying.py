@@ -18,7 +18,7 @@ from disco_client import connect, errors
 from disco_client.arrays.transfer import Uploads
 from disco_client.distributed import DeviceMesh
 from disco_client.output import BackgroundWriter
-from disco_client.recovery.replay import Replayer
+from disco_client.recovery.replayer import Replayer
 from disco_client.transport.base import Interrupted
 from disco_client.transport.outgoing import OutgoingTurn
 from disco_client.transport.shared_reader import SharedReader

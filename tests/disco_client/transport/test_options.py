@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from disco_client.transport.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, target
+from disco_client.transport.channel import target
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 
 def test_each_option_is_given_once_and_by_a_name_that_grpc_knows():

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from disco_client.threads import call_undisturbed, check_threads, is_helper, start_thread
-from disco_client.transport.channel import ask, run_uninterrupted
+from disco_client.transport.calls import ask, run_uninterrupted
 
 
 def echo(data, _context):

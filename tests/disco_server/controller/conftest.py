@@ -11,7 +11,8 @@ import grpc
 import pytest
 
 from disco_client.pb import controller_pb2, envelope_pb2, node_pb2
-from disco_client.transport.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, target
+from disco_client.transport.channel import target
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in
 from disco_server.controller.hub import Hub
 from disco_server.controller.service import Edge

@@ -15,7 +15,7 @@ import pytest
 import disco_client
 from disco_client import errors
 from disco_client.transport import shared_reader
-from disco_server.collectives.mpich_memory import _find_files
+from disco_server.collectives.mpich_memory import _find_files, kvsname
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_nothing_keeps_the_name_of_mpis_memory(processes):
     out = session.empty((3,), "float64")
     session.allreduce(out, out)
     session.sync_all()
-    kvs = session._core.transport._children._kvsname
+    kvs = kvsname(session._core.transport.welcome.session)
     assert _find_files(kvs, Path("/dev/shm")) == []
 
 

@@ -16,7 +16,8 @@ from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.tracing import ring
 from disco_client.tracing.trace import Flight
 from disco_client.transport.admin import ask_for_inspection
-from disco_client.transport.channel import CHANNEL_OPTIONS, target
+from disco_client.transport.channel import target
+from disco_client.transport.grpc_options import CHANNEL_OPTIONS
 from disco_client.wire.reports import RankState
 from disco_server.observe.rank_memory import RankMemory
 from disco_server.worker import inspector

@@ -16,16 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from disco_client.arrays.shared_memory import (
-    MAX_MESSAGE_BYTES,
-    READ_BYTES,
-    MemoryEndpoint,
-    allocate,
-    pack,
-    read_shared,
-    unpack,
-    write_shared,
-)
+from disco_client.arrays.memory_endpoint import MemoryEndpoint
+from disco_client.arrays.memory_messages import MAX_MESSAGE_BYTES, READ_BYTES, pack, unpack
+from disco_client.arrays.shared_memory import allocate, read_shared, write_shared
 from disco_client.errors import ConfigError
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.transport.base import EndpointLost, TransferFailed, TransferRefused
@@ -44,15 +37,15 @@ SIZES = (0, 1, (3 << 20) + 7)
 
 CLIENT = """
 import sys, time
-from disco_client.arrays import shared_memory
+from disco_client.arrays import mapped_memory, memory_endpoint
 from disco_client.wire.arrays import encode_head
 
 def write(_, fd, data):
     print("granted", flush=True)
     time.sleep(600)
 
-shared_memory.MappedMemory.write = write
-endpoint = shared_memory.MemoryEndpoint(sys.argv[1])
+mapped_memory.MappedMemory.write = write
+endpoint = memory_endpoint.MemoryEndpoint(sys.argv[1])
 endpoint.upload(encode_head(5, b"secret", 7, 1 << 20), memoryview(bytes(1 << 20)))
 """
 

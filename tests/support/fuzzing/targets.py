@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from disco_client.arrays.shared_memory import pack, unpack
+from disco_client.arrays.memory_messages import pack, unpack
 from disco_client.command_log import CommandLog
 from disco_client.distributed.placement import Placement
 from disco_client.errors import ConfigError, EncodingError
