@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.session import Session
-    from disco_client.tracing.timeline import RankFlight
+    from disco_client.tracing.rank_flights import RankFlight
     from disco_client.tracing.trace import Flight
     from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
     from disco_server.embedded.processes import ProcessSession as ProcessSession
@@ -156,7 +156,7 @@ _HOMES = {
     "collectives": ("REDUCE_OPS",),
     "connection": ("aconnect", "attach", "connect"),
     "diagnosis": ("Diagnosis",),
-    "tracing.timeline": ("RankFlight",),
+    "tracing.rank_flights": ("RankFlight",),
     "tracing.trace": ("Flight",),
     "futures": ("RefFuture", "as_completed"),
     "core": ("DModule", "DPackedFunc", "DRef"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from disco_client.distributed.dtensor import DTensor
+from disco_client.distributed.file_tensors import FileTensor, from_npy, from_safetensors
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
 from disco_client.distributed.ops import LOCAL_AXIS, Local, Pattern, register_rule
 from disco_client.distributed.placement import (
@@ -15,7 +16,6 @@ from disco_client.distributed.placement import (
     TensorStructInfo,
 )
 from disco_client.distributed.redistribute import RedistributionPlan
-from disco_client.distributed.storage import FileTensor, from_npy, from_safetensors
 from disco_client.notebook import draw_with
 
 if TYPE_CHECKING:

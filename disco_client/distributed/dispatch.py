@@ -14,6 +14,7 @@ import numpy as np
 from disco_client.core import Renewable
 from disco_client.distributed.composites import COMPOSITES
 from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
+from disco_client.distributed.file_tensors import FileTensor, distribute_file
 from disco_client.distributed.mesh import DeviceMesh, checked_shape
 from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
@@ -34,7 +35,6 @@ from disco_client.distributed.redistribute import (
     make_plan,
     spread_plan,
 )
-from disco_client.distributed.storage import FileTensor, distribute_file
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.futures import await_room
 from disco_client.text import many

@@ -20,24 +20,9 @@ from disco_client.text import many
 from disco_client.wire.values import Shape, dtype_name
 
 if TYPE_CHECKING:
-    import os
-
     from disco_client.core import DRef, SessionCore
 
-__all__ = [
-    "FileTensor",
-    "LoadChoice",
-    "Stored",
-    "await_values",
-    "distribute_file",
-    "from_npy",
-    "from_safetensors",
-    "load",
-    "save",
-]
-
-
-# The placements of a checkpoint's tensors, where they differ from those when saved.
+__all__ = ["LoadChoice", "Stored", "await_values", "load", "lying", "save"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +152,7 @@ _PAGE_PARTS = 16384
 """Parts that one command describes."""
 
 _PAGE_TENSORS = 1024
+
 _RESERVED = "__metadata__"
 """A name that no tensor of a safetensors file can have."""
 
@@ -188,7 +174,7 @@ def save(
     _check_tensors(engine, tensors)
     # Raises earlier failures before anything is written; and a capture is refused here.
     core.sync()
-    whole = {name: _lying(tensor, tensor.placement.plain()) for name, tensor in tensors.items()}
+    whole = {name: lying(tensor, tensor.placement.plain()) for name, tensor in tensors.items()}
     await_values(core, list(whole.values()))
     generation = f"generation-{secrets.token_hex(8)}"
     begun = _save(core, "begin", where, generation)
@@ -235,7 +221,7 @@ def _check_tensors(engine: Computing, tensors: object) -> None:
             raise ForeignReference(f"{name!r} is a tensor of another session")
 
 
-def _lying(tensor: DTensor, placement: Placement) -> DTensor:
+def lying(tensor: DTensor, placement: Placement) -> DTensor:
     """A tensor as it is to lie: itself if it does, where nobody else will have it."""
     return tensor if tensor.placement == placement else tensor.redistribute(placement)
 
@@ -383,96 +369,4 @@ def _read(
                 item = call("runtime.disco._weights_item", read, place)
                 loaded[names[number]] = DTensor(engine, infos[number], item, Origin("load"))
             ahead.add(sum(sizes[number] for number in some))
-    return {name: _lying(loaded[name], info.placement) for name, info in targets.items()}
-
-
-# Tensors in files, of which each worker reads its own part.
-
-
-@dataclass(frozen=True, slots=True)
-class FileTensor:
-    """A tensor in a file that the workers can reach; ``session.distribute`` takes it.
-
-    Made by :func:`from_safetensors` and :func:`from_npy`.
-
-    Attributes:
-        kind: ``"safetensors"`` or ``"npy"``.
-        path: The file on the workers.
-        name: The tensor's name, where files have several.
-
-    Examples:
-        >>> np.save("rows.npy", np.arange(8.0).reshape(4, 2))
-        >>> rows = session.distribute(distributed.from_npy("rows.npy"), placement="S[0]")
-        >>> rows.shard(3)  # of the file, worker 3 read its own row
-        array([[6., 7.]])
-    """
-
-    kind: str
-    path: str
-    name: str = ""
-
-
-def from_safetensors(path: str | os.PathLike[str], name: str) -> FileTensor:
-    """Names a tensor of safetensors files, to be given to ``session.distribute``.
-
-    Args:
-        path: On the workers: a safetensors file, an index of several
-            (``model.safetensors.index.json``), or a folder with either. A relative
-            path is taken from the client's own folder.
-        name: The tensor's name.
-
-    Raises:
-        ConfigError: These are no path or no name.
-
-    Examples:
-        >>> from safetensors.numpy import save_file
-        >>> save_file({"up": np.ones((4, 2), "float32")}, "model.safetensors")
-        >>> up = distributed.from_safetensors("model.safetensors", "up")
-        >>> session.distribute(up, placement="S[0]").shape_on(1)
-        (1, 2)
-    """
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"expected the name of a tensor, got {name!r}")
-    return FileTensor("safetensors", whole_path(path), name)
-
-
-def from_npy(path: str | os.PathLike[str]) -> FileTensor:
-    """Names the array of a file of ``numpy.save``, to be given to ``session.distribute``.
-
-    Args:
-        path: On the workers; a relative path is taken from the client's own folder.
-
-    Raises:
-        ConfigError: It is no path.
-
-    Examples:
-        >>> np.save("rows.npy", np.arange(8.0).reshape(4, 2))
-        >>> session.distribute(distributed.from_npy("rows.npy"), placement="S[0]").sum().item()
-        28.0
-    """
-    return FileTensor("npy", whole_path(path))
-
-
-def distribute_file(
-    core: SessionCore,
-    engine: Computing,
-    file: FileTensor,
-    mesh: DeviceMesh,
-    placement: Placement | str,
-) -> DTensor:
-    """Lets each worker of a mesh read its part; see ``Session.distribute``."""
-    core.sync()
-    readers = Shape(mesh.device_ids)
-    call = core.call_now
-    opened = call("runtime.disco._file_open", file.kind, file.path, file.name, readers)
-    core.sync()
-    facts = call("runtime.disco._file_facts", opened)
-    shape, dtype = cast("list[Any]", facts.debug_get_from_remote(mesh.device_ids[0]))
-    info = DTensorStructInfo(TensorStructInfo(shape, dtype), mesh, placement)
-    # Partial values and given parts are made on the workers.
-    whole = DTensorStructInfo(info.tensor_sinfo, mesh, info.placement.plain())
-    table = per_worker(mesh, core.num_workers, all_bounds(whole))
-    ref = call(
-        "runtime.disco._file_read", opened, shape, dtype_name(info.tensor_sinfo.dtype), table
-    )
-    return _lying(DTensor(engine, whole, ref), info.placement)
+    return {name: lying(loaded[name], info.placement) for name, info in targets.items()}

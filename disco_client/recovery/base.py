@@ -34,7 +34,7 @@ from disco_client.wire.batch import OutgoingBatch, SentBatch
 from disco_client.wire.codec import EncodedReply, EncodedValue, inner_values
 
 if TYPE_CHECKING:
-    from disco_client.tracing.ring import Since
+    from disco_client.tracing.ring_cuts import Since
     from disco_client.wire.reports import Inspection
 
 __all__ = [

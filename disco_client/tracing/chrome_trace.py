@@ -13,8 +13,9 @@ from disco_client.wire.codec import Action
 from disco_client.wire.reports import what_is_done
 
 if TYPE_CHECKING:
+    from disco_client.tracing.rank_flights import RankFlight
     from disco_client.tracing.ring import CollectiveRecord, CommandRecord
-    from disco_client.tracing.timeline import ClientFlight, RankFlight
+    from disco_client.tracing.timeline import ClientFlight
 
 __all__ = ["ChromeTrace", "arrivals", "identity_of"]
 

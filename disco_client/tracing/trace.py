@@ -18,26 +18,17 @@ from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
 from disco_client.text import many
 from disco_client.threads import start_thread
+from disco_client.tracing.clocks import Clock, ClockSample
+from disco_client.tracing.rank_flights import RankFlight, read_report
 from disco_client.tracing.ring import (
     COLLECTIVES,
-    CUT_MAGIC,
     SLOTS,
-    Clock,
-    ClockSample,
     CollectiveRecord,
     CommandRecord,
-    FlightDelta,
     FlightRecord,
-    Since,
 )
-from disco_client.tracing.timeline import (
-    ClientFlight,
-    RankFlight,
-    TimedArrays,
-    TimedInbox,
-    Timeline,
-    read_report,
-)
+from disco_client.tracing.ring_cuts import CUT_MAGIC, FlightDelta, Since
+from disco_client.tracing.timeline import ClientFlight, TimedArrays, TimedInbox, Timeline
 
 if TYPE_CHECKING:
     from types import TracebackType

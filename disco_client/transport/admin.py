@@ -21,15 +21,11 @@ from disco_client.pb import controller_pb2
 from disco_client.transport.calls import ask, run_uninterrupted
 from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.reaching import denied, details
-from disco_client.wire.reports import (
-    Inspection,
-    Overview,
-    decode_inspection,
-    decode_overview,
-)
+from disco_client.wire.overview import Overview, decode_overview
+from disco_client.wire.reports import Inspection, decode_inspection
 
 if TYPE_CHECKING:
-    from disco_client.tracing.ring import Since
+    from disco_client.tracing.ring_cuts import Since
 
 __all__ = [
     "DrainedNode",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import threading
 
     from disco_client.pb import controller_pb2
-    from disco_client.tracing.ring import Since
+    from disco_client.tracing.ring_cuts import Since
     from disco_client.wire.reports import Inspection
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from disco_client import errors
 from disco_client.pb import controller_pb2
-from disco_client.wire.reports import limit_name
+from disco_client.wire.overview import limit_name
 
 __all__ = ["error_before", "error_of_end"]
 

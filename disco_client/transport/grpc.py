@@ -36,7 +36,7 @@ from disco_client.transport.session_stream import SessionStream
 from disco_client.wire.limits import WINDOW_COMMANDS
 
 if TYPE_CHECKING:
-    from disco_client.tracing.ring import Since
+    from disco_client.tracing.ring_cuts import Since
     from disco_client.wire.reports import Inspection
 
 __all__ = ["GrpcTransport"]

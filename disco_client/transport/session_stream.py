@@ -37,8 +37,8 @@ from disco_client.wire.codec import (
     EnvelopeKind,
     envelope,
 )
+from disco_client.wire.overview import describe_wait, limit_name
 from disco_client.wire.printed import LineCounter
-from disco_client.wire.reports import describe_wait, limit_name
 
 __all__ = ["SessionStream"]
 

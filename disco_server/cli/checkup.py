@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from disco_client.transport.channel import ReloadingChannel
     from disco_client.transport.credentials import Credentials
-    from disco_client.wire.reports import NodeView, Overview
+    from disco_client.wire.overview import NodeView, Overview
     from disco_server.cli.options import Controller
 
 __all__ = [

@@ -15,7 +15,7 @@ from disco_client.text import many
 
 if TYPE_CHECKING:
     from disco_client.session import Session
-    from disco_client.wire.reports import Overview
+    from disco_client.wire.overview import Overview
 
 __all__ = ["Figure", "free_workers", "measure_all", "measure_allreduce"]
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from disco_client.pb import controller_pb2
     from disco_client.transport.channel import ReloadingChannel
-    from disco_client.wire.reports import Overview, RankView, SessionView
+    from disco_client.wire.overview import Overview, RankView, SessionView
 
 __all__ = ["choose", "doing", "ranks_table", "sessions", "status", "stop"]
 
@@ -331,7 +331,7 @@ def _draw(found: controller_pb2.ListResult, address: str) -> Group:
 
 def _note(session: controller_pb2.SessionInfo) -> str:
     """What a session waits for, or which limit ends it soon."""
-    from disco_client.wire.reports import limit_name
+    from disco_client.wire.overview import limit_name
 
     if session.HasField("ends_in_s"):
         return f"ends in {duration(session.ends_in_s)}: {limit_name(session.ends_by)}"

@@ -34,7 +34,7 @@ def stack(session: str, rank: int | None, as_json: bool, controller: Controller)
     what a session waits for.
     """
     # Imported here, so that --help loads none of it.
-    from disco_client.diagnosis import name_ranks
+    from disco_client.hang_analysis import name_ranks
     from disco_client.transport.admin import ask_for_inspection
 
     with controller.dialled() as line:

@@ -35,7 +35,7 @@ from disco_server.cli.sessions import choose, ranks_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from disco_client.wire.reports import Overview, SessionView
+    from disco_client.wire.overview import Overview, SessionView
 
 __all__ = ["top"]
 

@@ -21,13 +21,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from disco_client.diagnosis import judge
 from disco_client.errors import DiscoError
+from disco_client.hang_analysis import judge
 from disco_client.pb import controller_pb2
 from disco_client.text import many
 from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.trace import Flight
-from disco_client.wire.reports import Inspection, decode_inspection, decode_overview
+from disco_client.wire.overview import decode_overview
+from disco_client.wire.reports import Inspection, decode_inspection
 from disco_server.controller.edge import NotYours, find_session
 from disco_server.controller.page_holdings import MOST_FROM, MOST_STEPS, programs, tensors
 from disco_server.controller.page_timeline import (

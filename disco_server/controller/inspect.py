@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from disco_client.clock import monotonic, monotonic_ns
 from disco_client.pb import controller_pb2, node_pb2
 from disco_client.text import natural
-from disco_client.tracing.ring import ClockSample, clock_offset
+from disco_client.tracing.clocks import ClockSample, clock_offset
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_client.wire.reports import describe_wait
+from disco_client.wire.overview import describe_wait
 from disco_server.controller.edge import NotYours, not_yours, unknown_session
 from disco_server.core.access import EVERYBODY, Identity
 from disco_server.core.fair_queue import QueuePlace, WaitReason

@@ -13,8 +13,8 @@ from typing import Final
 
 from disco_client.clock import monotonic_ns
 from disco_client.tracing.chrome_trace import arrivals, identity_of
+from disco_client.tracing.rank_flights import RankFlight
 from disco_client.tracing.ring import CommandRecord
-from disco_client.tracing.timeline import RankFlight
 from disco_client.tracing.trace import Flight
 from disco_client.wire.reports import Inspection, what_is_done
 

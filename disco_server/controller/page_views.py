@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
-from disco_client.wire.reports import NodeView, Overview, SessionView
+from disco_client.wire.overview import NodeView, Overview, SessionView
 
 __all__ = ["ROWS", "Selection", "select"]
 

@@ -55,7 +55,7 @@ from disco_server.observe.rank_reports import Subject, cut_ranks, inspect_ranks
 from disco_server.settings import HASH_SEED, check_system, cpu_cores
 
 if TYPE_CHECKING:
-    from disco_client.tracing.ring import Since
+    from disco_client.tracing.ring_cuts import Since
 
 __all__ = ["ENTRYPOINT", "ProcessSession", "ProcessTransport"]
 

@@ -54,7 +54,7 @@ from disco_server.rank.signals import RankEnded
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 
 if TYPE_CHECKING:
-    from disco_client.tracing.ring import Since
+    from disco_client.tracing.ring_cuts import Since
     from disco_server.collectives.communicator import Communicator
 
 __all__ = [

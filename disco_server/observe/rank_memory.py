@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 
-from disco_client.tracing.ring import RING_BYTES, FlightRecord, Header, read_now
+from disco_client.tracing.ring import RING_BYTES, FlightRecord, Header
+from disco_client.tracing.ring_end import read_now
 from disco_server.observe.flight import CAUSE_MARK, STACK_BYTES, make_memory
 from disco_server.observe.stacks import ASKED, FORCED_STACK_SIGNAL, STACK_SIGNAL
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from disco_client.clock import monotonic, monotonic_ns
-from disco_client.tracing.ring import Since, cut_memory, read_now
+from disco_client.tracing.ring_cuts import Since, cut_memory
+from disco_client.tracing.ring_end import read_now
 from disco_client.wire.reports import EncodedRankReport, RankState, report_of
 from disco_server.observe.processes import process_state, resident_bytes, state_letter
 from disco_server.observe.rank_memory import RankMemory

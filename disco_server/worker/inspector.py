@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from disco_client.clock import monotonic, monotonic_ns
 from disco_client.pb import controller_pb2, node_pb2
-from disco_client.tracing.ring import Since
+from disco_client.tracing.ring_cuts import Since
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_server.observe.rank_reports import Subject, cut_ranks, inspect_ranks
 from disco_server.worker.tasks import call_in_thread

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from disco_client.tracing.timeline import RankFlight
+    from disco_client.tracing.rank_flights import RankFlight
 
 __all__ = ["StepTimes", "Times", "describe", "step_times"]
 

@@ -138,7 +138,7 @@ def test_what_a_line_names_is_in_the_files_that_it_links(page):
         ("a 64 MiB array is mapped", "disco_client/arrays/mapped_memory.py", "MappedMemory"),
         ("a session is placed on nodes", "disco_server/core/nodes.py", "place"),
         ("a rank is started", "disco_server/core/node.py", "NodeSession.start"),
-        ("a hang is diagnosed", "disco_client/diagnosis.py", "judge"),
+        ("a hang is diagnosed", "disco_client/hang_analysis.py", "judge"),
         ("a token is checked", "disco_server/controller/auth.py", "TokenBook.find"),
         (
             "a captured program is replayed on the ranks",

@@ -12,8 +12,9 @@ from traces import check_chrome_trace, rows, spans
 from disco_client.call_sites import locate
 from disco_client.scopes import NO_SCOPE
 from disco_client.tracing.chrome_trace import ChromeTrace
+from disco_client.tracing.rank_flights import RankFlight
 from disco_client.tracing.ring import CollectiveRecord, CommandRecord
-from disco_client.tracing.timeline import ClientFlight, RankFlight, Sent, TimelineSpan
+from disco_client.tracing.timeline import ClientFlight, Sent, TimelineSpan
 from disco_client.tracing.trace import Flight
 from disco_client.wire.codec import Action
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disco_client.tracing.ring import Clock, ClockSample, clock_offset
+from disco_client.tracing.clocks import Clock, ClockSample, clock_offset
 
 DELAYS = st.integers(0, 10**7)
 

@@ -6,15 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_client.tracing.ring import (
-    COLLECTIVES,
-    SLOTS,
-    STEP,
-    FlightDelta,
-    Since,
-    cut_memory,
-    read_flight,
-)
+from disco_client.tracing.ring import COLLECTIVES, SLOTS, STEP, read_flight
+from disco_client.tracing.ring_cuts import FlightDelta, Since, cut_memory
 from disco_client.wire.codec import Action
 from disco_server.observe.flight import SLOT_MASK, FlightRecorder
 

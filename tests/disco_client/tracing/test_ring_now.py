@@ -11,11 +11,10 @@ from disco_client.tracing.ring import (
     FORMS,
     RING_BYTES,
     SLOTS,
-    FlightNow,
     FlightRecord,
     read_flight,
-    read_now,
 )
+from disco_client.tracing.ring_end import FlightNow, read_now
 from disco_client.wire.codec import Action
 from disco_server.observe.flight import SLOT_MASK, FlightRecorder
 

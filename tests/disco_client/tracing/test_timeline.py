@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.command_log import CommandLog
 from disco_client.tracing import timeline as module
-from disco_client.tracing.ring import Clock, ClockSample
+from disco_client.tracing.clocks import Clock, ClockSample
 from disco_client.tracing.timeline import TimedArrays, TimedInbox, Timeline
 from disco_client.wire.codec import Action
 

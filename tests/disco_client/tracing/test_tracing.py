@@ -8,7 +8,9 @@ import pytest
 
 import disco_client as di
 from disco_client.tracing import trace as tracing
-from disco_client.tracing.ring import COLLECTIVES, SLOTS, Clock, ClockSample, Since, cut_memory
+from disco_client.tracing.clocks import Clock, ClockSample
+from disco_client.tracing.ring import COLLECTIVES, SLOTS
+from disco_client.tracing.ring_cuts import Since, cut_memory
 from disco_client.tracing.trace import Samples, Track
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import RankReport

@@ -7,15 +7,8 @@ from dataclasses import replace
 
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import Action
-from disco_client.wire.reports import (
-    CollectiveReport,
-    CommandReport,
-    NodeView,
-    Overview,
-    RankView,
-    SessionView,
-    decode_overview,
-)
+from disco_client.wire.overview import NodeView, Overview, RankView, SessionView, decode_overview
+from disco_client.wire.reports import CollectiveReport, CommandReport
 
 BUSY = RankView(
     *(0, "a", 11, "cpu", "running", 7),

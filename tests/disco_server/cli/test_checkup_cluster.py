@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from disco_client import connect
 from disco_client.version import __version__
-from disco_client.wire.reports import NodeView, Overview
+from disco_client.wire.overview import NodeView, Overview
 from disco_server.cli.checkup import look_at_nodes
 from disco_server.cli.main import main
 from disco_server.observe.checks import State

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from disco_client.errors import NoSlots
-from disco_client.wire.reports import NodeView, Overview
+from disco_client.wire.overview import NodeView, Overview
 from disco_server.cli.measuring import Figure, free_workers
 
 CPUS = NodeView("a", "ready", 4, 1, ("cpu",) * 4, "1", 1.0)

@@ -10,13 +10,8 @@ from click.testing import CliRunner
 from disco_client import NoSuchSession, WorkerLost, attach, connect
 from disco_client.text import short_ids
 from disco_client.wire.codec import Action
-from disco_client.wire.reports import (
-    CollectiveReport,
-    CommandReport,
-    Overview,
-    RankView,
-    SessionView,
-)
+from disco_client.wire.overview import Overview, RankView, SessionView
+from disco_client.wire.reports import CollectiveReport, CommandReport
 from disco_server.cli.main import main
 from disco_server.cli.output import shown_ids
 from disco_server.cli.sessions import choose, doing

@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.pb import envelope_pb2, node_pb2
 from disco_client.wire.codec import Action, EnvelopeKind
-from disco_client.wire.reports import decode_overview
+from disco_client.wire.overview import decode_overview
 from disco_server.controller import inspect
 from disco_server.controller.inspect import Inspections, Overviews
 from disco_server.core.access import EVERYBODY, Identity, Role

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from disco_client.wire.reports import GpuView, LoadView, NodeView, Overview, RankView, SessionView
+from disco_client.wire.overview import GpuView, LoadView, NodeView, Overview, RankView, SessionView
 from disco_server.controller.page_views import ROWS, Selection, select
 
 NODES = tuple(

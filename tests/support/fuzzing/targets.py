@@ -18,14 +18,8 @@ from disco_client.errors import ConfigError, EncodingError
 from disco_client.locks import make_lock
 from disco_client.pb import commands_pb2, controller_pb2, memory_pb2
 from disco_client.replies import Inbox
-from disco_client.tracing.ring import (
-    MAGIC,
-    NAMES_AT,
-    RING_BYTES,
-    FlightDelta,
-    cut_memory,
-    read_flight,
-)
+from disco_client.tracing.ring import MAGIC, NAMES_AT, RING_BYTES, read_flight
+from disco_client.tracing.ring_cuts import FlightDelta, cut_memory
 from disco_client.wire.arrays import chunk_data, encode_chunk, encode_end
 from disco_client.wire.codec import (
     Action,
@@ -36,7 +30,8 @@ from disco_client.wire.codec import (
     encode_value,
 )
 from disco_client.wire.framing import frame
-from disco_client.wire.reports import decode_inspection, decode_overview
+from disco_client.wire.overview import decode_overview
+from disco_client.wire.reports import decode_inspection
 from disco_client.wire.values import Device, Opaque, Shape
 from disco_server.config import ControllerConfig, WorkerConfig
 from disco_server.core.pmi import MeetNodes, PmiExchange

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from disco_client.diagnosis import Diagnosis, duration, judge, name_ranks, stands, step_in
+from disco_client.diagnosis import Diagnosis
+from disco_client.hang_analysis import duration, judge, name_ranks, stands, step_in
 from disco_client.tracing.ring import CollectiveRecord, CommandRecord, FlightRecord
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import (
