@@ -40,6 +40,8 @@ def interrupted_at(number, function):
                 signal.raise_signal(signal.SIGALRM)
         return step
 
+    # Python 3.12 traces bytecodes only if a frame wished it before tracing began.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(step)
     try:
         function()
