@@ -33,7 +33,7 @@ PAGES = {
     "docs/errors.md": 1,
     "docs/functions.md": 4,
     "docs/gpu.md": 1,
-    "docs/index.md": 1,
+    "docs/index.md": 4,
     "docs/modules.md": 1,
     "docs/programs.md": 1,
     "docs/reliability.md": 1,
@@ -83,6 +83,7 @@ PEERS = {"dask": ".venv-dask", "ray": ".venv-ray", "torch": ".venv-interop"}
 
 MODELS = {
     "heads.py": {"layers.0.kv.weight": (512, 510)},
+    "layer.py": {"down": (512, 2048), "up": (2048, 512)},
     "weights.py": {
         "layers.0.attention.qkv.weight": (1536, 510),
         "layers.0.mlp.down.weight": (510, 2048),

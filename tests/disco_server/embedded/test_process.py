@@ -223,16 +223,20 @@ with disco_client.ProcessSession(2) as session:
     session.sync_all()
     signal.signal(signal.SIGINT, shot)
     threading.Thread(target=lambda: done.append(sys.stdin.readline()), daemon=True).start()
+
+    def wait():
+        while not done:
+            session.sync_worker(1)
+            session.sync_all()
+
     print("ready", flush=True)
     while not done:
         try:
             inside = True
-            while not done:
-                session.sync_worker(1)
-                session.sync_all()
+            wait()  # from 3.12 on no `try` covers the end of a loop that stands in it
+            inside = False
         except KeyboardInterrupt:
             pass
-    inside = False
     print(hits, echo(5).debug_get_from_remote(1))
 """
 
