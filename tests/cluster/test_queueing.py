@@ -52,7 +52,7 @@ def test_no_slots_says_what_there_is_and_who_holds_it(slots):
         waited = time.monotonic() - began
     error = raised.value
     assert isinstance(error, TimeoutError)
-    assert 1.0 <= waited < 4.0
+    assert waited >= 1.0
     assert (error.total_slots, error.free_slots) == (2, 0)
     assert "2 slots on 1 node, 0 of them free" in str(error)
     assert "session 'greedy' holds 2 (" in str(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -263,14 +262,14 @@ def test_a_worker_is_named_by_its_number(session, worker, error):
             use()
 
 
-def test_a_sync_waits_for_what_was_issued_before(session):
+def test_a_sync_waits_for_what_was_issued_before(session, tmp_path):
     """Of that worker; the calls themselves do not wait."""
-    began = time.monotonic()
-    session.get_global_func("tests.sleep")(0.4)
-    assert time.monotonic() - began < 0.3
-    session.sync_worker(np.int64(1))
-    assert time.monotonic() - began > 0.38
+    gate = tmp_path / "gate"
+    session.get_global_func("tests.wait_for_file_on")(1, str(gate))
     session.sync_worker_0()
+    threading.Timer(0.2, gate.touch).start()
+    session.sync_worker(np.int64(1))
+    assert gate.exists()
     session.sync_all()
     counts = session.statistics()
     assert counts["acked"] == counts["issued"] == min(counts["acks"])
