@@ -41,6 +41,7 @@ COMMANDS = (
         Limit("figure", must=60e3, aim=150e3, least=True),
     ),
     Spec("commands.socket", "the same", "1/s", "TVM SocketSession, 2 x 2 workers"),
+    Spec("commands.processor", "processor time of the client's process for each of them", "s", ""),
 )
 SYNC = (
     Spec("sync.worker", "sync of one worker", "s", _RAW, Limit("ratio", must=4.0, aim=2.5)),
@@ -55,23 +56,31 @@ SYNC = (
 
 
 class Burst:
-    """Issues many commands at once and waits until all workers have executed them."""
+    """Issues many commands at once and waits until all workers have executed them.
+
+    Attributes:
+        processor_s: What a command took of this process's processor time, in seconds; for each
+            time that it was measured.
+    """
 
     def __init__(self, session: disco_client.Session, count: int) -> None:
         self._session = session
         self._count = count
         self._noop = session.get_global_func("bench.noop")
         self._arguments = (session.empty((4,), "float32"), session.empty((4,), "float32"))
+        self.processor_s: list[float] = []
 
     def __call__(self) -> float:
         """Measures once; returns commands/s."""
         noop, (first, second) = self._noop, self._arguments
-        started = time.perf_counter()
+        used, started = time.process_time(), time.perf_counter()
         for _ in range(self._count):
             # Kept until the next one is there, as a program that uses its results does.
             _result = noop(first, second, 3)
         self._session.sync_all()
-        return self._count / (time.perf_counter() - started)
+        took = time.perf_counter() - started
+        self.processor_s.append((time.process_time() - used) / self._count)
+        return self._count / took
 
 
 def measure_commands(bench: Bench) -> None:
@@ -93,6 +102,7 @@ def measure_commands(bench: Bench) -> None:
             bench.record("commands.socket", pair.measured())
         except (Unavailable, ChildFailed) as error:
             bench.excuse("commands.socket", str(error))
+        bench.record("commands.processor", alone(burst.processor_s))
 
 
 @contextlib.contextmanager
