@@ -66,7 +66,7 @@ class ChildFrames:
         fd = child.sock.fileno()
         self._by_socket[fd] = child
         self.reader.replies.register(fd, READABLE)
-        child.arm = lambda armed: self._arm(fd, armed)
+        child.sender.arm = lambda armed: self._arm(fd, armed)
 
     def _arm(self, fd: int, armed: bool) -> None:
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -90,7 +90,7 @@ class ChildFrames:
             if child is None:
                 continue
             if mask & select.EPOLLOUT:
-                child.flush()
+                child.sender.flush()
             if mask & ~select.EPOLLOUT:
                 self._unhandled[fd] = child
                 if not child.take_in():

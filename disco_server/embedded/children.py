@@ -236,6 +236,6 @@ class Children(RankDriver[RankChild]):
         """Releases everything in a forked child, where the keeper does not run."""
         if not self._closed:
             for child in self.ranks.values():
-                child.renew_lock()
+                child.sender.renew_lock()
             self._close_children()
             self.frames.reader.disown()

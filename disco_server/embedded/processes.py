@@ -279,10 +279,10 @@ class ProcessTransport(Bound):
         ranks = list(self._children.ranks.values())
         for child in (*ranks[first:], *ranks[:first]):
             if concerned is None or child.worker in concerned:
-                child.send(framed)
+                child.sender.send(framed)
             else:
                 # It only has to count these commands, which can wait.
-                child.hold(framed)
+                child.sender.hold(framed)
 
     @property
     def entered(self) -> bool:
@@ -370,7 +370,7 @@ class ProcessTransport(Bound):
             framed = frame(envelope(kind, session=session, worker=worker, first_seq=times))
             for child in children.ranks.values():
                 if child.worker != worker:
-                    child.send(framed)
+                    child.sender.send(framed)
         if opened.note(worker, times):
             children.node.all_open(opened.slowest, monotonic())
 

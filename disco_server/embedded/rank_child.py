@@ -11,8 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 
-from disco_client.locks import make_lock
-from disco_client.reentry import owned
 from disco_server.ipc.framing import HOW_FAR, PROGRESS_VARIABLE, ProgressPage
 from disco_server.ipc.process import RankProcess, rank_ends
 from disco_server.observe.lifetime import PARENT_VARIABLE
@@ -84,11 +82,8 @@ class RankChild(RankProcess):
 
     def ask(self, waiter: threading.Lock, seq: int) -> None:
         """Requests the rank's progress; frees a lock when it has executed a command."""
-        inside = self.entered()
-        with self._order, self._lock:
-            self.waiters.append((seq, waiter))
-            self._unsent.add(_HOW_FAR)
-            self._send(inside)
+        self.waiters.append((seq, waiter))  # before the answer can come
+        self.sender.send(_HOW_FAR)
 
     def shows(self, seq: int) -> bool:
         """Whether the rank has executed a command, and everything that it sent has been read.
@@ -152,11 +147,6 @@ class RankChild(RankProcess):
         self.kill()  # what it left behind in its group
         self.status = self._process.wait()
         return self.status
-
-    def renew_lock(self) -> None:
-        """Frees the locks in a forked child, whichever thread of the parent held them."""
-        self._order = self._lock = make_lock("connection")
-        self.entered = owned(self._lock)
 
     def close(self) -> None:
         """Closes sockets and pipes."""

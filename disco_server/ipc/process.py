@@ -12,20 +12,18 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from disco_client.descriptors import Descriptor
 from disco_client.errors import describe_exit
-from disco_client.locks import make_lock
-from disco_client.reentry import owned
 from disco_client.wire.framing import FrameTooLong
 from disco_server.collectives.loss import may_follow_another
 from disco_server.collectives.mpich_memory import shortage
 from disco_server.core.node import RankEnd
 from disco_server.core.pmi import MAX_LINE
-from disco_server.ipc.framing import FrameReader, Unsent
+from disco_server.ipc.framing import FrameReader
+from disco_server.ipc.rank_sender import RankSender
 from disco_server.observe.memory_limit import MemoryWatch
 from disco_server.observe.printed_lines import LastLines, LineCutter
 from disco_server.observe.rank_memory import RankMemory, read_record
@@ -33,9 +31,6 @@ from disco_server.settings import HASH_SEED
 
 __all__ = ["RankEnds", "RankProcess", "fix_hashes", "limit_threads", "rank_ends"]
 
-
-_HELD_BYTES = 4 * 1024
-"""How much may be held before it is sent after all."""
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -109,7 +104,7 @@ def rank_ends() -> Generator[tuple[RankEnds, tuple[int, int, int, int, int]]]:
 
 
 class RankProcess:
-    """One rank process, from its start to its exit; any thread may send.
+    """One rank process, from its start to its exit.
 
     Args:
         pid: The process, which leads a process group of its own.
@@ -123,12 +118,11 @@ class RankProcess:
         sock: The socket to the rank.
         pmi: The socket for MPI's requests.
         outputs: The pipes of standard output and standard error.
+        sender: Sends frames to it, for any thread.
         reader: Cuts what the socket brings into frames, and holds descriptors.
         cutters: Cut what each of the pipes brings into lines.
         last_lines: The end of its output.
         memory: The memory into which it records what it does; closed by its last user.
-        arm: Called with whether to call :meth:`flush` when the socket takes more.
-        entered: Says whether the calling thread is in the middle of sending.
         local_workers: How many ranks of its session run on this machine, itself included.
     """
 
@@ -136,75 +130,15 @@ class RankProcess:
         self.pid = pid
         self.status: int | None = None
         self.sock, self.pmi, self.memory, self.outputs = ends
+        self.sender = RankSender(self.sock, order)
         self.reader = FrameReader()
         self.last_lines = LastLines()
         self.cutters = LineCutter(self.last_lines), LineCutter(self.last_lines)
-        self.arm: Callable[[bool], None] = lambda _armed: None
         self.local_workers = 1
-        self._armed = False
-        self._order = make_lock("connection") if order is None else order
-        self._lock = make_lock("stream")
-        self.entered: Callable[[], bool] = owned(self._lock)
-        self._unsent = Unsent(self.sock)
-        self._held = 0
-        self._open = True
         self._cause = ""
         self._limits = MemoryWatch(pid)
 
     # The socket -------------------------------------------------------------------------
-
-    def send(
-        self,
-        framed: bytes,
-        fd: Descriptor | None = None,
-        without: Callable[[str], bytes] | None = None,
-    ) -> None:
-        """Sends a frame, after all before it; never blocks.
-
-        What the socket does not take now is kept, and ``arm`` is called.
-
-        Args:
-            framed: The frame, its length included.
-            fd: A descriptor to pass along; it is closed here.
-            without: Makes the frame to send if that cannot be passed; see `Unsent`.
-        """
-        inside = self.entered()
-        with self._order, self._lock:
-            if self._open:
-                self._unsent.add(framed, fd, without)
-                self._send(inside)
-            elif fd is not None:
-                fd.close()
-
-    def _send(self, inside: bool) -> None:
-        """Sends what is kept; later, where this thread is in the middle of that."""
-        if inside:
-            self.arm(True)
-        elif not self._armed:
-            self._flush()
-
-    def hold(self, framed: bytes) -> None:
-        """Keeps a frame that is not urgent until another one is sent, or many are kept."""
-        inside = self.entered()
-        with self._order, self._lock:
-            self._unsent.add(framed)
-            self._held += len(framed)
-            if self._held >= _HELD_BYTES:
-                self._send(inside)
-
-    def flush(self) -> None:
-        """Sends what is kept, as far as the socket takes it, which it does again."""
-        if self.entered():
-            return  # who is in the middle of sending goes on
-        with self._order, self._lock:
-            self._flush(again=True)
-
-    def _flush(self, *, again: bool = False) -> None:
-        self._held = 0
-        armed = not self._unsent.flush()
-        if again or armed != self._armed:
-            self.arm(armed)
-            self._armed = armed
 
     def take_in(self) -> bool:
         """Reads into ``reader.frames`` what is there; False at the end of the stream."""
@@ -305,9 +239,7 @@ class RankProcess:
 
     def close(self) -> None:
         """Closes the sockets; idempotent."""
-        with self._order, self._lock:
-            self._open = False
-            self._unsent.drop()
+        self.sender.close()
         self.reader.close()
         self.sock.close()
         self.pmi.close()

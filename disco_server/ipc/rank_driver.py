@@ -97,7 +97,7 @@ class RankDriver(ABC, Generic[_Rank]):
             case StartRank(worker):
                 return self._start_rank(worker)
             case AssignRank(worker):
-                self.ranks[worker].send(self._assignment(worker))
+                self.ranks[worker].sender.send(self._assignment(worker))
             case ServePmi():
                 for worker, rank in self.ranks.items():
                     self._serve_pmi(worker, rank)
@@ -144,7 +144,7 @@ class RankDriver(ABC, Generic[_Rank]):
     def send_all(self, framed: bytes) -> None:
         """Sends a frame to every rank."""
         for rank in self.ranks.values():
-            rank.send(framed)
+            rank.sender.send(framed)
 
     def send_array(
         self, kind: EnvelopeKind, told: controller_pb2.Transfer, fd: Descriptor | None
@@ -163,7 +163,7 @@ class RankDriver(ABC, Generic[_Rank]):
 
         rank = self.ranks.get(told.worker)
         if rank is not None:
-            rank.send(framed(""), fd, framed)
+            rank.sender.send(framed(""), fd, framed)
         elif fd is not None:
             fd.close()
 

@@ -135,14 +135,14 @@ class RankHandle(RankProcess):
         for fd, is_error in zip(self.outputs, (False, True), strict=True):
             poller.add(fd, lambda data, is_error=is_error: self._printed(is_error, data))
         self.exited: asyncio.Future[int] = asyncio.ensure_future(self._watch(exit_status))
-        self.arm = self._call_when_writable
+        self.sender.arm = self._call_when_writable
         self._loop.add_reader(self.sock, self._readable)
 
     # Envelopes --------------------------------------------------------------------
 
     def _call_when_writable(self, armed: bool) -> None:
         if armed:
-            self._loop.add_writer(self.sock, self.flush)
+            self._loop.add_writer(self.sock, self.sender.flush)
         else:
             self._loop.remove_writer(self.sock)
 
@@ -205,7 +205,7 @@ class RankHandle(RankProcess):
 
     def close(self) -> None:
         """Closes sockets and pipes; the process has exited. Idempotent."""
-        if not self._open:
+        if not self.sender.is_open:
             return
         self._more = False
         self.stop_reading()

@@ -70,7 +70,7 @@ class RankQuestions:
             session=session,
             first_seq=asked.number,
         )
-        handle.send(frame(raw))
+        handle.sender.send(frame(raw))
         answer = asked.answer
         await _first(answer, handle, deadline - loop.time())
         try:

@@ -83,7 +83,7 @@ class WorkerSession:
             start.node_index,
             len(start.nodes),
             self.owner.post,
-            lambda worker, framed: ranks[worker].send(framed),
+            lambda worker, framed: ranks[worker].sender.send(framed),
             services.counters,
         )
         # Ranks may print faster than the controller takes it, or while there is none.

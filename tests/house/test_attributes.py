@@ -16,7 +16,6 @@ ABOVE = {
     "MpiExchange": 18,
     "Node": 18,
     "RankPort": 20,
-    "RankProcess": 20,
     "RankReport": 19,
     "SessionStream": 22,
     "SessionTable": 26,

@@ -323,7 +323,7 @@ def test_a_wait_for_room_in_the_middle_of_a_delivery_is_refused(monkeypatch):
         session.sync_all()
         transport: Any = session._core.transport
         (child,) = transport._children.ranks.values()
-        send, made, refused = child.send, [], []
+        send, made, refused = child.sender.send, [], []
 
         def issue(*args):
             if not refused:
@@ -334,7 +334,7 @@ def test_a_wait_for_room_in_the_middle_of_a_delivery_is_refused(monkeypatch):
                     refused.append(error)
             send(*args)
 
-        monkeypatch.setattr(child, "send", issue)
+        monkeypatch.setattr(child.sender, "send", issue)
         nap(0.1)
         session.sync_all()
         assert len(made) <= 4

@@ -129,7 +129,9 @@ def test_a_rank_looks_the_same_whether_it_was_forked_or_started_afresh():
             assigned = asyncio.Event()
             handle.on_envelope = lambda *_, assigned=assigned: assigned.set()
             told = node_pb2.AssignRank(num_workers=1, num_groups=1, device="cpu:0", local_workers=1)
-            handle.send(frame(envelope(EnvelopeKind.ASSIGN, told.SerializeToString(), session=1)))
+            handle.sender.send(
+                frame(envelope(EnvelopeKind.ASSIGN, told.SerializeToString(), session=1))
+            )
             await assigned.wait()
             seen.append(look(handle.pid))
             begins.append(begin(handle.pid))

@@ -109,7 +109,7 @@ def on_a_rank(use, *allow):
             heard = Heard(handle)
             heard.keeper = kept
             try:
-                handle.send(assign(*allow))
+                handle.sender.send(assign(*allow))
                 await heard.next(EnvelopeKind.ASSIGNED)
                 return await use(handle, heard)
             finally:
@@ -122,7 +122,7 @@ def test_frames_go_both_ways():
     """What is sent is executed, and each reply is delivered."""
 
     async def use(handle, heard):
-        handle.send(call("numpy.add", 1, 2))
+        handle.sender.send(call("numpy.add", 1, 2))
         received = await heard.next(EnvelopeKind.REPLY)
         assert EncodedReply.FromString(received.payload).seq == 3
 
@@ -133,9 +133,9 @@ def test_more_than_the_socket_takes_follows_by_itself():
     """While the rank is busy, frames wait here and keep their order."""
 
     async def use(handle, heard):
-        handle.send(call("time.sleep", 0.3))
+        handle.sender.send(call("time.sleep", 0.3))
         for number in range(1, 200):
-            handle.send(call("numpy.size", "x" * 50_000, first_seq=1 + 3 * number))
+            handle.sender.send(call("numpy.size", "x" * 50_000, first_seq=1 + 3 * number))
         seqs = []
         while len(seqs) < 200:
             reply = EncodedReply.FromString((await heard.next(EnvelopeKind.REPLY)).payload)
@@ -150,11 +150,11 @@ def test_output_is_cut_into_lines_and_the_last_ones_are_kept():
     """Each line says whether it came from standard error; a last one needs no line end."""
 
     async def use(handle, heard):
-        handle.send(call("builtins.print", "\n".join(f"line {n}" for n in range(30))))
+        handle.sender.send(call("builtins.print", "\n".join(f"line {n}" for n in range(30))))
         await heard.next(EnvelopeKind.REPLY)
-        handle.send(call("os.write", 2, b"no end", first_seq=4))
+        handle.sender.send(call("os.write", 2, b"no end", first_seq=4))
         await heard.next(EnvelopeKind.REPLY)
-        handle.send(frame(envelope(EnvelopeKind.END_SESSION, session=1)))
+        handle.sender.send(frame(envelope(EnvelopeKind.END_SESSION, session=1)))
         assert await asyncio.wait_for(handle.exited, 20) == 0
         assert heard.lines[:30] == [(False, f"line {n}") for n in range(30)]
         assert heard.lines[30:] == [(True, "no end")]
@@ -172,9 +172,9 @@ def test_the_exit_status_is_a_code_or_a_signal(function, arguments, status):
     """A code is as it is, a signal is negative; sending to the dead is no error."""
 
     async def use(handle, heard):
-        handle.send(call(function, *arguments))
+        handle.sender.send(call(function, *arguments))
         assert await asyncio.wait_for(handle.exited, 20) == status
-        handle.send(call(function))
+        handle.sender.send(call(function))
 
     on_a_rank(use, "sys", "os")
 
@@ -184,7 +184,7 @@ def test_what_is_not_our_protocol_ends_the_rank():
 
     async def use(handle, heard):
         code = "__import__('os').write(int(__import__('sys').argv[1]), b'\\xff' * 64)"
-        handle.send(call("builtins.eval", code))
+        handle.sender.send(call("builtins.eval", code))
         assert await asyncio.wait_for(handle.exited, 20) == -signal.SIGKILL
 
     on_a_rank(use, "*")
@@ -197,8 +197,8 @@ def test_a_rank_leaves_when_it_is_asked_to():
     """A free one does at once; a busy one has no turn for the goodbye until it is killed."""
 
     async def use(handle, heard):
-        handle.send(call("time.sleep", 600))
-        handle.send(GOODBYE)
+        handle.sender.send(call("time.sleep", 600))
+        handle.sender.send(GOODBYE)
         other = await heard.keeper.start_rank(fresh=False)
         heard = Heard(other)
         other.send(assign())
@@ -217,10 +217,10 @@ def test_what_the_rank_started_ends_with_it():
     """Its children are in its process group, and go when it is ended."""
 
     async def use(handle, heard):
-        handle.send(call("builtins.eval", START_CHILD))
+        handle.sender.send(call("builtins.eval", START_CHILD))
         await heard.next(EnvelopeKind.REPLY)
         child = psutil.Process(int(await heard.line()))
-        handle.send(GOODBYE)
+        handle.sender.send(GOODBYE)
         assert await asyncio.wait_for(handle.exited, 20) == 0
         await end(handle)
         gone, _ = psutil.wait_procs([child], timeout=10)
@@ -233,7 +233,7 @@ def test_a_death_is_known_though_children_hold_the_pipes():
     """A process that the rank started does not keep its end a secret."""
 
     async def use(handle, heard):
-        handle.send(call("builtins.eval", START_CHILD))
+        handle.sender.send(call("builtins.eval", START_CHILD))
         child = psutil.Process(int(await heard.line()))
         os.kill(handle.pid, signal.SIGKILL)
         assert await asyncio.wait_for(handle.exited, 10) == -signal.SIGKILL
@@ -256,7 +256,7 @@ def test_no_descriptor_outlives_a_rank():
             before = psutil.Process().num_fds()
             for fresh in (False, True):
                 handle = await kept.start_rank(fresh=fresh)
-                handle.send(assign(), opened(os.dup, 0))
+                handle.sender.send(assign(), opened(os.dup, 0))
                 await end(handle)
                 handle.memory.close()  # what it has written down is left to whoever wants it
             await asyncio.sleep(0)
@@ -280,12 +280,12 @@ def test_closing_one_rank_leaves_the_output_of_the_next_alone():
                 others.append(await kept.start_rank(fresh=False))
             rank = others.pop()
             heard = Heard(rank)
-            rank.send(assign("builtins"))
+            rank.sender.send(assign("builtins"))
             await heard.next(EnvelopeKind.ASSIGNED)
             for handle in ended:
                 handle.close()
                 handle.memory.close()
-            rank.send(call("builtins.print", "still heard"))
+            rank.sender.send(call("builtins.print", "still heard"))
             await heard.next(EnvelopeKind.REPLY)
             assert await heard.line() == "still heard"
             for each in (rank, *others):

@@ -20,6 +20,7 @@ class Rank:
     def __init__(self):
         self.exited = asyncio.get_running_loop().create_future()
         self.received = []
+        self.sender = self
 
     def send(self, framed):
         self.received.append(EncodedEnvelope.FromString(framed[4:]))
