@@ -167,9 +167,9 @@ def open_way(clusters, watch, monkeypatch):
 # of the process. What is seen and not here fails the test: put it here, and it is injected.
 
 KEPT = {
-    "disco_client/arrays/shared_memory.py _find: os.fstat",
-    "disco_client/arrays/shared_memory.py _find: os.readlink",
-    "disco_client/arrays/shared_memory.py _is_ours: fcntl.fcntl",
+    "disco_client/arrays/mapped_memory.py _find: os.fstat",
+    "disco_client/arrays/mapped_memory.py _find: os.readlink",
+    "disco_client/arrays/mapped_memory.py _is_ours: fcntl.fcntl",
     "disco_client/arrays/shared_memory.py map_shared: mmap.mmap",
     "disco_client/arrays/shared_memory.py _read_at: os.preadv",
     "disco_client/arrays/shared_memory.py write_shared: os.pwrite",
@@ -242,9 +242,9 @@ SITES: dict[str, dict[str, set[str]]] = {
         "client": {
             *KEPT,
             *SAID,
-            "disco_client/arrays/shared_memory.py _connection: socket.__init__",
-            "disco_client/arrays/shared_memory.py _connect: socket.connect",
-            "disco_client/arrays/shared_memory.py _send: socket.sendall",
+            "disco_client/arrays/memory_endpoint.py _connection: socket.__init__",
+            "disco_client/arrays/memory_endpoint.py _connect: socket.connect",
+            "disco_client/arrays/memory_endpoint.py _send: socket.sendall",
             "disco_client/descriptors.py receive_with_descriptors: socket.recvmsg",
             f"disco_client/descriptors.py receive_with_descriptors: socket.recvmsg{LOST}",
         },
