@@ -138,7 +138,8 @@ def test_a_controller_is_found_where_its_name_leads_now(
 RENEWED = """
 import sys
 import grpc
-from disco_client.transport.channel import ReloadingChannel, ask
+from disco_client.transport.calls import ask
+from disco_client.transport.channel import ReloadingChannel
 
 line = ReloadingChannel(sys.argv[1])
 for turn in range(2):
