@@ -312,7 +312,7 @@ def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
             session.sync_worker(0)
             most = max(most, len(child.waiters))
         assert most <= 65
-        assert not child._armed
+        assert not child.sender._armed
 
 
 def test_a_wait_for_room_in_the_middle_of_a_delivery_is_refused(monkeypatch):

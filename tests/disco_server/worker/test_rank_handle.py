@@ -201,9 +201,9 @@ def test_a_rank_leaves_when_it_is_asked_to():
         handle.sender.send(GOODBYE)
         other = await heard.keeper.start_rank(fresh=False)
         heard = Heard(other)
-        other.send(assign())
+        other.sender.send(assign())
         await heard.next(EnvelopeKind.ASSIGNED)
-        other.send(GOODBYE)
+        other.sender.send(GOODBYE)
         assert await asyncio.wait_for(other.exited, 20) == 0
         assert await end(other) == 0
         other.close()  # once more is no error
