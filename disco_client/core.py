@@ -45,13 +45,7 @@ from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.threads import is_helper
-from disco_client.transport.base import (
-    ForeignTransport,
-    Interrupted,
-    Live,
-    Transport,
-    Welcome,
-)
+from disco_client.transport.base import ForeignTransport, Interrupted, Live, Transport, Welcome
 from disco_client.waiting import AUTO, Deadline, LongWaits, read_hang_report
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import (

@@ -16,12 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from disco_client.arrays.shared_memory import (
-    ARRAY_NAME,
-    map_shared,
-    read_shared,
-    write_shared,
-)
+from disco_client.arrays.shared_memory import ARRAY_NAME, map_shared, read_shared, write_shared
 from disco_client.locks import make_lock
 
 __all__ = ["MappedMemory"]

@@ -18,11 +18,7 @@ from google.protobuf.message import DecodeError
 
 from disco_client.arrays.mapped_memory import MappedMemory
 from disco_client.arrays.memory_messages import READ_BYTES, pack, unpack
-from disco_client.descriptors import (
-    WITH_DESCRIPTORS,
-    Descriptor,
-    receive_with_descriptors,
-)
+from disco_client.descriptors import WITH_DESCRIPTORS, Descriptor, receive_with_descriptors
 from disco_client.locks import make_lock
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.reentry import is_of_system

@@ -15,10 +15,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from disco_client.descriptors import (
-    Descriptor,
-    opened,
-)
+from disco_client.descriptors import Descriptor, opened
 from disco_client.wire.arrays import ALIGNMENT, byte_view, empty_array
 
 __all__ = ["ARRAY_NAME", "SharedPool", "allocate", "map_shared", "read_shared", "write_shared"]

@@ -21,13 +21,7 @@ from disco_client.output import logger_of
 from disco_client.reentry import Condition, owned
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.threads import ThreadRefused, start_thread
-from disco_client.transport.base import (
-    ClientEnd,
-    Expiry,
-    Interrupted,
-    Transport,
-    Welcome,
-)
+from disco_client.transport.base import ClientEnd, Expiry, Interrupted, Transport, Welcome
 from disco_client.transport.progress import Progress
 from disco_client.transport.sent_log import SentLog
 from disco_client.wire.batch import OutgoingBatch, SentBatch

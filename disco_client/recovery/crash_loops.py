@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from disco_client.errors import (
-    PoisonCommand,
-    SessionError,
-    SessionLost,
-    WorkerLost,
-)
+from disco_client.errors import PoisonCommand, SessionError, SessionLost, WorkerLost
 from disco_client.recovery.base import MAX_CRASHES, Incarnation
 
 __all__ = ["CrashLoopDetector"]

@@ -12,21 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from disco_client.clock import monotonic
-from disco_client.errors import (
-    EncodingError,
-    Recovery,
-    SessionError,
-    SessionLost,
-)
+from disco_client.errors import EncodingError, Recovery, SessionError, SessionLost
 from disco_client.output import logger_of
 from disco_client.recovery.base import Incarnation, Recovering, Successor, because
 from disco_client.recovery.crash_loops import CrashLoopDetector
-from disco_client.recovery.journal import (
-    Journal,
-    PruneRequest,
-    maker_of,
-    plan_pruning,
-)
+from disco_client.recovery.journal import Journal, PruneRequest, maker_of, plan_pruning
 from disco_client.recovery.replayer import NONE_YET, KnownFailures, Replayer
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport

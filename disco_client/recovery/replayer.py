@@ -7,17 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from disco_client.errors import (
-    SessionError,
-    SessionLost,
-)
+from disco_client.errors import SessionError, SessionLost
 from disco_client.recovery.base import Incarnation
-from disco_client.recovery.journal import (
-    Journal,
-    Segment,
-    Upload,
-    split_at_waits,
-)
+from disco_client.recovery.journal import Journal, Segment, Upload, split_at_waits
 from disco_client.transport.base import ClientEnd
 
 __all__ = ["NONE_YET", "KnownFailures", "Replayer"]

@@ -30,13 +30,7 @@ from disco_client.transport.refusals import why_refused
 from disco_client.transport.run_clock import RunClock
 from disco_client.transport.stream_reader import StreamReader
 from disco_client.version import __version__
-from disco_client.wire.codec import (
-    PROTOCOL,
-    EncodedEnvelope,
-    EncodedReply,
-    EnvelopeKind,
-    envelope,
-)
+from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.overview import describe_wait, limit_name
 from disco_client.wire.printed import LineCounter
 

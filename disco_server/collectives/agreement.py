@@ -22,12 +22,7 @@ from disco_server.collectives import validation
 from disco_server.collectives.collective_watch import CollectiveWatch
 from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange, fit_text, naps
 from disco_server.collectives.preflight import Channel, Outcome, Preflight
-from disco_server.collectives.types import (
-    AbortedError,
-    Array,
-    LeftOutError,
-    MismatchError,
-)
+from disco_server.collectives.types import AbortedError, Array, LeftOutError, MismatchError
 from disco_server.devices.base import on_device
 from disco_server.settings import SLOW_S
 

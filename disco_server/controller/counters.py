@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from disco_server.core.session_state import (
-    EndReason,
-)
+from disco_server.core.session_state import EndReason
 from disco_server.observe.http import Buckets
 
 __all__ = ["ControllerCounters"]

@@ -53,13 +53,7 @@ from disco_server.core.cluster import (
 )
 from disco_server.core.nodes import Placer, place
 from disco_server.core.quotas import DEFAULT_LIMITS, SessionLimits
-from disco_server.core.session_state import (
-    End,
-    EndReason,
-    Priority,
-    SessionState,
-    SessionTable,
-)
+from disco_server.core.session_state import End, EndReason, Priority, SessionState, SessionTable
 from disco_server.core.window import CommandWindow
 from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs

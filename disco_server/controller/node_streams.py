@@ -17,12 +17,7 @@ from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, envelopes_in, mismatch
 from disco_client.wire.limits import MAX_NAME, WINDOW_COMMANDS
 from disco_server.controller.auth import caller, peer_of
-from disco_server.controller.edge import (
-    end_stream,
-    first_message,
-    guarded,
-    refuse,
-)
+from disco_server.controller.edge import end_stream, first_message, guarded, refuse
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node, NodeRefused
 from disco_server.core.session_state import Activity, SessionState, SessionTable

@@ -16,11 +16,7 @@ from disco_server.core.cluster import (
     TellQueued,
     TellReady,
 )
-from disco_server.core.session_state import (
-    End,
-    EndReason,
-    SessionTable,
-)
+from disco_server.core.session_state import End, EndReason, SessionTable
 
 __all__ = ["OF_A_RANK", "SessionSpans"]
 

@@ -21,13 +21,7 @@ from disco_server.controller.edge import (
     refuse_call,
 )
 from disco_server.controller.hub import Hub, ended_message, signed
-from disco_server.core.session_state import (
-    End,
-    EndReason,
-    Priority,
-    SessionState,
-    SessionTable,
-)
+from disco_server.core.session_state import End, EndReason, Priority, SessionState, SessionTable
 from disco_server.ipc.carriers import ServedCarrier
 from disco_server.observe import logs
 

@@ -82,7 +82,7 @@ class RankChild(RankProcess):
 
     def ask(self, waiter: threading.Lock, seq: int) -> None:
         """Requests the rank's progress; frees a lock when it has executed a command."""
-        self.waiters.append((seq, waiter))  # before the answer can come
+        self.waiters.append((seq, waiter))  # first: the answer may come at once
         self.sender.send(_HOW_FAR)
 
     def shows(self, seq: int) -> bool:

@@ -37,15 +37,14 @@ def attributes(definition):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             if "ClassVar" not in ast.unparse(node.annotation):
                 found.add(node.target.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.args.args:
-            own = node.args.args[0].arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found |= {
                 each.attr
                 for each in ast.walk(node)
                 if isinstance(each, ast.Attribute)
                 and isinstance(each.ctx, ast.Store)
                 and isinstance(each.value, ast.Name)
-                and each.value.id == own == "self"
+                and each.value.id == "self"
             }
     return found
 
