@@ -341,10 +341,10 @@ def test_transfers_that_fail_keep_no_memory(session, announce, eventually, direc
         return [len(memory_of(process)) for process in (rank, rank.parent())]
 
     fail()
-    before = count()
-    for _ in range(5):
+    before = count()  # what is kept may still be on its way back
+    for _ in range(10):
         fail()
-    eventually(lambda: sum(count()) <= sum(before) + 1, what=f"{before} arrays, not {count()}")
+    eventually(lambda: sum(count()) <= sum(before) + 3, what=f"{before} arrays, not {count()}")
 
 
 def offered(session, ref):
