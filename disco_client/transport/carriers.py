@@ -15,6 +15,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -350,24 +351,31 @@ class FramedStream:
 
     def flush(self) -> None:
         """As of an open stream."""
-        link, outgoing = self._link, self._outgoing
-        if not link.owned():  # by a call in the middle of which this one comes
-            got: list[bool] = []
-            try:
-                # One call, so that an exception after it finds whether it got the lock.
-                got.extend(map(link.sending.acquire, (False,)))
-                if got[0]:
-                    self._send_some()
-            except OSError as error:
-                if not is_of_system(error):
-                    raise
-                self.close()
-            finally:
-                if True in got:
-                    link.sending.release()
-            if got[0] and link.is_clear:
-                return
-        outgoing.nudge()  # the thread that sends does the rest
+        if not (self._send_now(self._send_some) and self._link.is_clear):
+            self._outgoing.nudge()  # the thread that sends does the rest
+
+    def _send_now(self, send: Callable[[], None]) -> bool:
+        """Sends in this thread, unless something is being sent at this moment; whether it did.
+
+        Where the connection breaks it is closed, and whoever reads sees why.
+        """
+        link = self._link
+        if link.owned():  # by a call in the middle of which this one comes
+            return False
+        got: list[bool] = []
+        try:
+            # One call, so that an exception after it finds whether it got the lock.
+            got.extend(map(link.sending.acquire, (False,)))
+            if got[0]:
+                send()
+        except OSError as error:
+            if not is_of_system(error):
+                raise
+            self.close()
+        finally:
+            if True in got:
+                link.sending.release()
+        return True in got
 
     def _send_some(self) -> None:
         link, outgoing = self._link, self._outgoing
@@ -429,8 +437,8 @@ class FramedStream:
         link.came = nothing
         self.arrived = arrived
         self._heard = heard
-        if not all(frames):
-            link.answer()
+        if not all(frames):  # one of them asks for a sign of life
+            self._send_now(partial(link.write_some, frame(b"")))
         return True
 
     def close(self) -> None:
@@ -482,19 +490,6 @@ class _Link:
         """Sends all of it."""
         with self.sending:
             self.write(data)
-
-    def answer(self) -> None:
-        """Gives a sign of life, unless something is being sent at this moment anyway."""
-        if self.owned():
-            return
-        got: list[bool] = []
-        try:
-            got.extend(map(self.sending.acquire, (False,)))
-            if got[0]:
-                self.write_some(frame(b""))
-        finally:
-            if True in got:
-                self.sending.release()
 
     @property
     def is_clear(self) -> bool:

@@ -103,6 +103,15 @@ def test_a_controller_that_asks_for_a_sign_of_life_gets_one(pair):
     assert read(peer, 4) == frame(b"")
 
 
+def test_a_controller_that_is_gone_is_not_answered(pair):
+    """What it had sent comes, then the end: the session attaches again, and no call fails."""
+    stream, _, peer = pair
+    peer.sendall(frame(b"") + frame(b"message"))
+    peer.close()
+    assert received(stream) == ([b"message"], True)
+    assert received(stream) == ([], False)
+
+
 def test_a_controller_that_says_nothing_for_too_long_is_gone(pair):
     """The stream breaks with that reason; here after a fraction of the time."""
     stream, _, _ = pair
@@ -152,7 +161,8 @@ def test_what_a_socket_does_not_take_at_once_leaves_in_order(pair):
     messages = [bytes([number]) * 3_000_000 for number in range(3)]
     stream._outgoing._next.extend(messages)  # of which the thread that sends does not know
     stream.flush()
-    stream._link.answer()
+    peer.sendall(frame(b""))
+    assert received(stream) == ([], True)
     expected = b"".join(map(frame, messages))
     assert read(peer, len(expected)) == expected
 
