@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -47,7 +48,8 @@ LARGE = 1 << 15
 
 _SIGNALS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 _WATCH = signal.SIGVTALRM
-_AGAIN_S = 5.0
+_AGAIN_S = 5
+_LOOK_S = 0.001
 _SWITCH_S = 1e-4
 """How long a thread of Python runs before another one may; the others interrupt it at any place."""
 
@@ -74,14 +76,16 @@ class Hang(AssertionError):
 
 
 @contextlib.contextmanager
-def watched(seconds: float = 30.0) -> Iterator[list[Any]]:
+def watched(seconds: int = 30) -> Iterator[list[Any]]:
     """Puts back what interruptions change, and raises :class:`Hang` where a block takes too long.
 
     Python only prints what is raised in a finalizer. Here it is collected in the list, and is an
     error unless it is an interruption or a refusal to wait.
 
     Args:
-        seconds: After which the stacks of all threads are written, and the main thread interrupted.
+        seconds: After so many whole seconds the stacks of all threads are written, and the main
+            thread is interrupted. Only time in which other threads can run counts: the system may
+            let the process stand still, and one collection of garbage may take seconds.
     """
     handlers = {number: signal.getsignal(number) for number in (*_SIGNALS, _WATCH)}
     thresholds, hook, switching = gc.get_threshold(), sys.unraisablehook, sys.getswitchinterval()
@@ -96,14 +100,15 @@ def watched(seconds: float = 30.0) -> Iterator[list[Any]]:
 
     def stop(_number: int, _frame: object) -> None:
         if not over.is_set():
-            raise Hang(f"not over after {seconds:g} s; the stacks are on standard error")
+            raise Hang(f"not over after {seconds} s; the stacks are on standard error")
 
     def watch() -> None:
-        wait = seconds
-        while not over.wait(wait):
-            faulthandler.dump_traceback(file=_stderr())
-            signal.pthread_kill(main, _WATCH)
-            wait = _AGAIN_S
+        looks = 0
+        while not over.wait(1.0):
+            looks += 1
+            if looks >= seconds and (looks - seconds) % _AGAIN_S == 0:
+                faulthandler.dump_traceback(file=_stderr())
+                signal.pthread_kill(main, _WATCH)
 
     watcher = threading.Thread(target=watch, daemon=True)
     signal.signal(_WATCH, stop)
@@ -111,7 +116,7 @@ def watched(seconds: float = 30.0) -> Iterator[list[Any]]:
     sys.setswitchinterval(_SWITCH_S)
     watcher.start()
     # Without Python, because a finalizer may hang in the thread that watches, too.
-    faulthandler.dump_traceback_later(seconds + 3 * _AGAIN_S, exit=True, file=_stderr())
+    faulthandler.dump_traceback_later(3 * seconds, exit=True, file=_stderr())
     try:
         yield ignored
     finally:
@@ -546,7 +551,8 @@ class Handling:
 class Finalizing:
     """Lets the garbage collector run finalizers nearly wherever something is allocated.
 
-    Each finalizer leaves another object to finalize, and calls something now and then.
+    Each finalizer leaves another object to finalize, and calls something now and then. The block
+    is over once no other thread is in such a call.
 
     Args:
         act: What is called, in whatever thread collects garbage.
@@ -561,7 +567,7 @@ class Finalizing:
         self._act, self._often = act, often
         self._random = random.Random(seed)
         self._active = False
-        self._inside = threading.local()
+        self._running: list[int] = []
 
     def __enter__(self) -> Self:
         self._thresholds = gc.get_threshold()
@@ -576,24 +582,24 @@ class Finalizing:
         self._active = False
         gc.set_threshold(*self._thresholds)
         gc.unfreeze()
+        # What other threads call may need what is closed after this block.
+        while any(thread != threading.get_ident() for thread in tuple(self._running)):
+            time.sleep(_LOOK_S)
         gc.collect()
 
     def _finalize(self) -> None:
-        if not self._active:
-            return
-        inside = self._inside
+        ident = threading.get_ident()
+        # Not inside of another one, which may have taken the number before.
+        outermost = ident not in self._running
+        self._running.append(ident)  # before the look whether it is active: the end looks after it
         try:
-            # Not inside of another one, which may have taken the number before.
-            if self._random.randrange(self._often) == 0 and not getattr(inside, "it", False):
-                inside.it = True
+            if self._active and outermost and self._random.randrange(self._often) == 0:
                 self.came += 1
                 self._act()
-                inside.it = False
-        except BaseException:
-            inside.it = False
-            raise
         finally:
-            _Garbage(self._finalize)
+            self._running.remove(ident)
+            if self._active:
+                _Garbage(self._finalize)
 
 
 class _Garbage:

@@ -259,7 +259,7 @@ def test_finalizers_in_any_thread_do_not_keep_a_session_from_going_on(session, l
             if got != 3:
                 wrong.append(got)
 
-    with watched(45.0):
+    with watched(45):
         for _ in range(3):
             with Finalizing(use, often=20) as finalizing:
                 lose(session)
