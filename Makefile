@@ -128,8 +128,9 @@ functions: $(VENV)/.stamp ## add what the installed numpy documents to the list 
 	$(BIN)/python tests/support/numpy_names.py
 
 .PHONY: settings
-settings: $(VENV)/.stamp ## write docs/settings.md from the tables of settings
+settings: $(VENV)/.stamp ## write docs/settings.md and the chart's schema from the tables of settings
 	$(BIN)/python tests/support/settings_page.py
+	$(BIN)/python tests/support/chart_settings.py
 
 # The builder's advertisement of its successor is no warning about these pages.
 .PHONY: docs

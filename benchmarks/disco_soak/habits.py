@@ -27,7 +27,7 @@ _TIMES = 25
 _LONGEST_S = 5.0
 """After so long nothing more is begun: a step over a slow link seldom ends undisturbed."""
 
-_PATIENCE_S = 150.0
+_PATIENCE_S = 150
 """How long all of it may take, faults of the cluster included, unless something hangs."""
 
 _WAYS = (

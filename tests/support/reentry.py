@@ -91,8 +91,6 @@ def watched(seconds: int = 30) -> Iterator[list[Any]]:
     thresholds, hook, switching = gc.get_threshold(), sys.unraisablehook, sys.getswitchinterval()
     ignored: list[Any] = []
     over = threading.Event()
-    main = threading.main_thread().ident
-    assert main is not None
 
     def collect(unraisable: Any) -> None:
         # Without the rest of it, which would keep alive what is being finalized.
@@ -102,15 +100,7 @@ def watched(seconds: int = 30) -> Iterator[list[Any]]:
         if not over.is_set():
             raise Hang(f"not over after {seconds} s; the stacks are on standard error")
 
-    def watch() -> None:
-        looks = 0
-        while not over.wait(1.0):
-            looks += 1
-            if looks >= seconds and (looks - seconds) % _AGAIN_S == 0:
-                faulthandler.dump_traceback(file=_stderr())
-                signal.pthread_kill(main, _WATCH)
-
-    watcher = threading.Thread(target=watch, daemon=True)
+    watcher = threading.Thread(target=_watch, args=(over, seconds), daemon=True)
     signal.signal(_WATCH, stop)
     sys.unraisablehook = collect
     sys.setswitchinterval(_SWITCH_S)
@@ -133,6 +123,18 @@ def watched(seconds: int = 30) -> Iterator[list[Any]]:
     wrong = [error for error in ignored if not _is_harmless(error)]
     if wrong:
         raise ExceptionGroup("raised in finalizers and callbacks", [*wrong])
+
+
+def _watch(over: threading.Event, seconds: int) -> None:
+    """Interrupts the main thread after so many looks, and again now and then until it is over."""
+    main = threading.main_thread().ident
+    assert main is not None
+    looks = 0
+    while not over.wait(1.0):
+        looks += 1
+        if looks >= seconds and (looks - seconds) % _AGAIN_S == 0:
+            faulthandler.dump_traceback(file=_stderr())
+            signal.pthread_kill(main, _WATCH)
 
 
 def _stderr() -> Any:
