@@ -163,6 +163,8 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         assert cupy.STANDIN, "these tests are not meant for a real GPU"
         yield cupy
+    if hub := sys.modules.get("cupy._machine.nccl_hub"):
+        hub.end_hub()
     for name in cupy_modules():
         del sys.modules[name]
     sys.modules.update(before)

@@ -225,6 +225,8 @@ class DeviceRanks:
             for watch in rank.watches:
                 watch.close()
                 watch.abort()
+            for comm in (rank.flat, rank.grouped):
+                comm.close(orderly=False)
         for world in self._worlds:
             world.close()
         for thread in self._threads:

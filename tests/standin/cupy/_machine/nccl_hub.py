@@ -23,7 +23,7 @@ from cupy._machine.nccl_errors import INVALID_USAGE, REMOTE_ERROR
 from cupy._machine.nccl_math import DTYPES, reduced
 from cupy._machine.nccl_wire import Line, encode_id, socket_name
 
-__all__ = ["hub_address", "new_unique_id"]
+__all__ = ["end_hub", "hub_address", "new_unique_id"]
 
 
 @dataclass
@@ -230,6 +230,11 @@ class Hub:
         """Closes this process's end of the listening socket, after a fork."""
         self._listener.close()
 
+    def end(self) -> None:
+        """Takes no further connections; its thread ends."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def _accept(self) -> None:
         while True:
             try:
@@ -279,6 +284,12 @@ def hub_address() -> str:
 def new_unique_id() -> bytes:
     """A unique id that leads to the hub of this process."""
     return encode_id(hub_address(), secrets.token_hex(8))
+
+
+def end_hub() -> None:
+    """Ends the hub of this process, if there is one, once no communicator will be made with it."""
+    while _hubs:
+        _hubs.pop().end()
 
 
 def _forget() -> None:
