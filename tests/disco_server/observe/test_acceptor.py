@@ -186,7 +186,8 @@ def test_where_no_descriptor_is_free_it_waits_and_says_so_once(monkeypatch, capl
             with contextlib.ExitStack() as stack:
                 stack.callback(port.close)
                 caller = stack.enter_context(socket.socket())
-                resource.setrlimit(resource.RLIMIT_NOFILE, (caller.fileno() + 1, hard))
+                # Whatever others close meanwhile, no new one has a number as low as this.
+                resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
                 try:
                     port.open()
                     caller.connect(port._sockets[0].getsockname())
