@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,11 @@ class ThreadRanks:
     def run(self, scenario: str, **arguments: Any) -> list[Any]:
         """Runs a scenario on all ranks; returns what each gave back."""
         import scenarios
+        import scenarios_exchange
         import scenarios_tags
         import scenarios_teams
 
-        homes = (scenarios, scenarios_tags, scenarios_teams)
+        homes = (scenarios, scenarios_exchange, scenarios_tags, scenarios_teams)
         act = next(getattr(home, scenario) for home in homes if hasattr(home, scenario))
         answers = [
             thread.submit(act, place, **arguments)
@@ -150,9 +152,18 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture(scope="module", params=["processes", "threads"])
 def any_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks | ThreadRanks]:
     """The same of either kind."""
-    if request.param == "processes":
-        yield from _four_processes()
-        return
+    yield from _four_processes() if request.param == "processes" else _four_threads()
+
+
+@pytest.fixture(scope="module", params=["memory", "messages", "threads"])
+def exchanging(request: pytest.FixtureRequest) -> Iterator[Callable[..., list[Any]]]:
+    """Runs scenarios of `scenarios_exchange.py` on four ranks, with each kind of exchange."""
+    way = request.param
+    for ranks in _four_threads() if way == "threads" else _four_processes():
+        yield partial(ranks.run, way=way)
+
+
+def _four_threads() -> Iterator[ThreadRanks]:
     started = ThreadRanks(4)
     try:
         yield started

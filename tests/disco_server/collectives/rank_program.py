@@ -11,13 +11,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import scenarios
+import scenarios_exchange
 import scenarios_parts
 import scenarios_tags
 import scenarios_teams
 
 from disco_server.collectives.mpi import MpiCommunicator
 
-HOMES = (scenarios, scenarios_parts, scenarios_tags, scenarios_teams)
+HOMES = (scenarios, scenarios_exchange, scenarios_parts, scenarios_tags, scenarios_teams)
 
 
 def main() -> None:

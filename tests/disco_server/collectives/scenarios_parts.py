@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import numpy as np
 from scenarios import Place, differ, known, make, reduce_by_hand
 
-from disco_server.collectives.header_exchange import NO_DATA
 from disco_server.collectives.mpi import MpiBackend
-from disco_server.collectives.mpi_exchange import MpiExchange
 from disco_server.collectives.mpi_library import Pieces
 from disco_server.collectives.node_memory import NodeMemory
 from disco_server.collectives.types import ReduceOp, Tag
@@ -89,61 +86,6 @@ def gather_rounds(place: Place) -> list[str]:
             if len(asked) != count or sum(asked) not in (0, size):
                 wrong.append(f"{name} {size}: rode in pieces of {asked}")
     return wrong
-
-
-def open_channel(place: Place, shared: bool) -> tuple[Any, Any]:
-    """A channel of all ranks, and the communicator that it needs."""
-    mpi = place.flat._mpi
-    comm = mpi.COMM_WORLD.Dup()
-    if shared:
-        return NodeMemory(mpi, comm, 4, 1).make_exchange(Tag.WORLD, (0, 1, 2, 3)), comm
-    return MpiExchange(mpi, comm, place.rank, range(4), 5, with_data=True), comm
-
-
-def long_wait(place: Place, shared: bool, seconds: float) -> list[float]:
-    """The CPU time of a round to which rank 0 comes late, and how long it took."""
-    exchange, comm = open_channel(place, shared)
-    comm.Barrier()
-    started, before = time.perf_counter(), time.process_time()
-    if place.rank == 0:
-        time.sleep(seconds)
-    exchange.meet(bytes(64))
-    cost = time.process_time() - before
-    took = time.perf_counter() - started
-    exchange.free()
-    comm.Free()
-    return [cost, took]
-
-
-def rounds(place: Place, shared: bool) -> list[Any]:
-    """Rounds of one channel by hand: headers, data that rides along, and texts."""
-    exchange, comm = open_channel(place, shared)
-    seen: list[Any] = []
-    for size in (0, 1, 33, 1000, 4096):
-        header = bytes([place.rank + 1] * 64)
-        found = exchange.find_slot(np.dtype(np.float32), size) if size else None
-        if found is not None:
-            exchange.put(found, np.full(size, place.rank, np.float32))
-        heads = exchange.meet(header + (found.payload if found else NO_DATA))
-        data = [float(part.sum()) / size for part in exchange.parts(found)] if found else []
-        seen.append([list(heads[::64]), len(heads), data])
-    comm.Barrier()
-    if place.rank == 0:
-        # The others have not posted, and will not before this rank has looked.
-        exchange.start(bytes(64))
-        seen.append([exchange.test(), exchange.absent()])
-        comm.Barrier()
-    else:
-        comm.Barrier()
-        exchange.start(bytes(64))
-        seen.append([False, [1, 2, 3]])
-    while not exchange.test():
-        pass
-    assert exchange.absent() == []
-    seen.append(exchange.tell("é" * 400 if place.rank == 1 else f"from {place.rank}"))
-    exchange.free()
-    comm.Free()
-    return seen
 
 
 def count_open() -> int:

@@ -1,4 +1,4 @@
-"""Data between threads where arrays overlap; every dtype and way is in `test_collectives`."""
+"""Data between threads where arrays overlap; every dtype is in `test_collectives`, `test_team`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from disco_server.collectives.validation import Family
 
 N = 4
 SIZE = 100_003
+COUNTS = [40_000, 0, 60_001]
+"""Uneven parts of three threads."""
+STARTS = [0, 40_000, 40_000]
+TOTAL = sum(COUNTS)
 
 
 @pytest.fixture(autouse=True, params=[0, 1 << 30], ids=["shared", "alone"])
@@ -24,19 +28,19 @@ def most_alone(request, monkeypatch):
     monkeypatch.setattr(local, "MOST_ALONE_BYTES", request.param)
 
 
-def on_all(act: Callable[[LocalBackend, int], np.ndarray]) -> list[np.ndarray]:
-    table = ThreadBarrier(N)
-    pairs = {(a, b): ThreadBarrier(2) for b in range(N) for a in range(b)}
+def on_all(act: Callable[[LocalBackend, int], np.ndarray], ranks: int = N) -> list[np.ndarray]:
+    table = ThreadBarrier(ranks)
+    pairs = {(a, b): ThreadBarrier(2) for b in range(ranks) for a in range(b)}
 
     def run(rank: int) -> np.ndarray:
         def open_pair(peer: int) -> tuple[ThreadBarrier, int]:
             pair = (min(peer, rank), max(peer, rank))
             return pairs[pair], pair.index(rank)
 
-        return act(LocalBackend(table, rank, N, open_pair), rank)
+        return act(LocalBackend(table, rank, ranks, open_pair), rank)
 
-    with ThreadPoolExecutor(N) as threads:
-        return list(threads.map(run, range(N)))
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(run, range(ranks)))
 
 
 @pytest.mark.parametrize("shift", [0, 1, 5000])
@@ -84,6 +88,39 @@ def test_parts_change_places_in_one_array():
     assert [got.tolist() for got in on_all(swap)] == [
         [10.0 * other + rank for other in range(N)] for rank in range(N)
     ]
+
+
+@pytest.mark.parametrize("shift", [0, 1, 30_000])
+def test_uneven_reductions_may_leave_their_part_anywhere_in_the_source(shift):
+    """While the others still read it."""
+
+    def reduce(backend: LocalBackend, rank: int) -> np.ndarray:
+        whole = np.arange(TOTAL + shift, dtype=np.float64) + rank
+        start = STARTS[rank] + shift
+        dst = whole[start : start + COUNTS[rank]]
+        backend.reduce_scatter(whole[:TOTAL], dst, ReduceOp.SUM, Family.FLOAT, COUNTS)
+        return dst
+
+    for got, start, count in zip(on_all(reduce, 3), STARTS, COUNTS, strict=True):
+        assert np.array_equal(got, 3 * np.arange(start, start + count) + 3.0)
+
+
+@pytest.mark.parametrize("root", range(3))
+@pytest.mark.parametrize("shift", [0, 1, 30_000])
+def test_roots_may_give_and_take_in_one_memory(root, shift):
+    """A scatter and a gather back, with the root's part anywhere in its array of all."""
+
+    def there_and_back(backend: LocalBackend, rank: int) -> np.ndarray:
+        whole = np.arange(TOTAL + shift, dtype=np.float64) * (rank == root)
+        start = STARTS[rank] + shift
+        part = whole[start : start + COUNTS[rank]]
+        backend.scatter(whole[:TOTAL], part, COUNTS, root)
+        backend.gather(part, whole[:TOTAL] if rank == root else None, COUNTS, root)
+        return whole[:TOTAL] if rank == root else part
+
+    for rank, got in enumerate(on_all(there_and_back, 3)):
+        start = 0 if rank == root else STARTS[rank]
+        assert np.array_equal(got, np.arange(start, start + got.size))
 
 
 def test_a_closed_barrier_ends_every_wait():

@@ -1,4 +1,4 @@
-"""Rows between threads."""
+"""Reductions that ride with headers between threads, and the end of their channel."""
 
 from __future__ import annotations
 
@@ -13,30 +13,6 @@ from disco_server.collectives.preflight import HEADER_BYTES
 from disco_server.collectives.thread_barrier import ThreadBarrier
 from disco_server.collectives.types import ReduceOp, UnavailableError
 from disco_server.collectives.validation import Family
-
-
-def test_rounds_bring_headers_data_and_texts():
-    """Each thread sees all headers and the data behind them, in rounds one after the other."""
-    channel = ThreadBarrier(3)
-
-    def run(index: int) -> list[object]:
-        exchange = LocalExchange(channel, index)
-        slot = exchange.find_slot(np.dtype(np.int64), 2)
-        seen: list[object] = []
-        for number in range(200):
-            exchange.put(slot, np.array([number, index]))
-            heads = exchange.meet(bytes([index]) * HEADER_BYTES + slot.payload)
-            data = np.concatenate(exchange.parts(slot)).tolist()
-            seen.append((list(heads[::HEADER_BYTES]), data))
-        seen.append(exchange.tell(f"from {index}"))
-        return seen
-
-    with ThreadPoolExecutor(3) as threads:
-        answers = list(threads.map(run, range(3)))
-
-    for index, (*rounds, texts) in enumerate(answers):
-        assert rounds == [([0, 1, 2], [n, 0, n, 1, n, 2]) for n in range(200)]
-        assert texts == [f"from {each}" for each in range(3) if each != index]
 
 
 def test_the_last_thread_reduces_for_all():
@@ -84,21 +60,6 @@ def test_ranks_that_differ_keep_their_arrays():
 
     headers = bytes([0]) * HEADER_BYTES + bytes([1]) * HEADER_BYTES
     assert answers == [(headers, [0]), (headers, [1])]
-
-
-def test_a_token_waits_for_nobody():
-    """Posting returns at once, and the round is complete when the last has posted."""
-    channel = ThreadBarrier(2)
-    first, second = LocalExchange(channel, 0), LocalExchange(channel, 1)
-
-    first.start(bytes(HEADER_BYTES))
-    assert not first.test()
-    assert first.absent() == [1]
-
-    second.start(bytes(HEADER_BYTES))
-    assert first.test()
-    assert second.test()
-    assert first.absent() == second.absent() == []
 
 
 def test_a_closed_channel_takes_no_headers():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 
-def test_large_allreduces_go_in_pieces(ranks):
-    """Pieces give what one call gives, whatever is left for the last one."""
-    assert ranks.run("in_pieces") == [[]] * 4
+
+@pytest.mark.parametrize("scenario", ["in_pieces", "parts_in_pieces"], ids=["whole", "uneven"])
+def test_what_is_cut_into_pieces_is_as_in_one_call(ranks, scenario):
+    """Reductions and messages, equal and uneven parts, whatever is left for the last piece."""
+    assert ranks.run(scenario) == [[]] * 4
