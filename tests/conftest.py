@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, settings
 from own_ports import check_awaited, own_port
 
 from disco_client import DRef, Session, connect, locks
+from disco_client.transport.admin import list_cluster
+from disco_client.transport.channel import ReloadingChannel
 from disco_client.wire.codec import Action, encode_value
 from disco_server.cli.local import LocalCluster
 
@@ -68,6 +70,20 @@ def cluster() -> Iterator[LocalCluster]:
         made = LocalCluster(2, 2, import_path=[str(WORKER_MODULES)])
     with made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def await_free_slots() -> Callable[[str], None]:
+    """Waits until all slots are free: a session that ended has them a moment longer."""
+
+    def all_are_free(address: str) -> bool:
+        with contextlib.closing(ReloadingChannel(address)) as line:
+            return all(node.free_slots == node.slots for node in list_cluster(line).nodes)
+
+    def wait(address: str) -> None:
+        wait_until(lambda: all_are_free(address), what="the slots of earlier sessions")
+
+    return wait
 
 
 @pytest.fixture

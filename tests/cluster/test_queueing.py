@@ -29,10 +29,17 @@ def background():
 
 
 @pytest.fixture(scope="module")
-def slots():
-    """The address of a controller with one node of two slots."""
+def small_cluster():
+    """One node of two slots, and its controller."""
     with LocalCluster(1, 2) as running:
-        yield running.address
+        yield running
+
+
+@pytest.fixture
+def slots(small_cluster, await_free_slots):
+    """The address of a controller with one node of two slots, both free."""
+    await_free_slots(small_cluster.address)
+    return small_cluster.address
 
 
 def queued(address: str) -> int:

@@ -78,8 +78,9 @@ def test_a_session_says_where_its_workers_run(cluster):
     assert "closed" in repr(session)
 
 
-def test_more_workers_than_slots_says_so_at_the_timeout(cluster, capfd):
+def test_more_workers_than_slots_says_so_at_the_timeout(cluster, await_free_slots, capfd):
     """How many there are, how many are free, who holds the others, and what to do."""
+    await_free_slots(cluster.address)
     with connect(cluster.address, num_workers=3, name="holder"):
         with pytest.raises(NoSlots) as full:
             connect(cluster.address, num_workers=2, timeout=0.7)

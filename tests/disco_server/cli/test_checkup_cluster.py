@@ -23,15 +23,9 @@ def doctor(*arguments):
     return CliRunner().invoke(main, command, prog_name="disco")
 
 
-def free_slots(cluster):
-    """How many slots no session has; those of one that ended are free once its workers are gone."""
-    shown = CliRunner().invoke(main, ["status", "--json", "--address", cluster.address])
-    return sum(node["free_slots"] for node in json.loads(shown.output)["nodes"])
-
-
-def test_a_cluster_that_works_is_well(cluster, eventually):
+def test_a_cluster_that_works_is_well(cluster, await_free_slots):
     """Each node with its latency, and an allreduce on all slots."""
-    eventually(lambda: free_slots(cluster) == 4, what="the slots of earlier sessions")
+    await_free_slots(cluster.address)
     shown = doctor("--json", "--address", cluster.address)
     found = json.loads(shown.output)
     assert (shown.exit_code, found["ok"]) == (0, True)

@@ -20,8 +20,9 @@ from disco_server.cli.sessions import _draw
 
 
 @pytest.fixture
-def held(cluster):
-    """A session that holds three of the cluster's four slots."""
+def held(cluster, await_free_slots):
+    """A session that holds three of the cluster's four slots, and nobody the fourth."""
+    await_free_slots(cluster.address)
     with connect(cluster.address, num_workers=3, name="holder") as session:
         yield session
 
