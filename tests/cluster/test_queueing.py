@@ -147,7 +147,7 @@ def test_a_cluster_without_nodes_waits_for_one(daemons, background, eventually):
     """NoSlots names the command that adds a node; when one joins, it serves who waits."""
     controller = daemons.controller()
     with pytest.raises(errors.NoSlots, match="disco-worker --controller"):
-        connect(controller.address, num_workers=1, timeout=0.3)
+        connect(controller.address, num_workers=1, timeout=2.0)
     waiting = background.submit(connect, controller.address, num_workers=2, timeout=40.0)
     eventually(lambda: queued(controller.address) == 1, what="the session to be queued")
     daemons.worker(controller.address, "--slots", "2", "--name", "late")
@@ -159,7 +159,7 @@ def test_a_cluster_without_nodes_waits_for_one(daemons, background, eventually):
 def test_a_client_that_gives_up_leaves_the_queue(slots, background, eventually):
     """Nobody waits behind a session whose client is gone."""
     first = connect(slots, num_workers=2)
-    gone = background.submit(connect, slots, num_workers=2, timeout=1.0)
+    gone = background.submit(connect, slots, num_workers=2, timeout=3.0)
     eventually(lambda: queued(slots) == 1, what="the session to be queued")
     waiting = background.submit(connect, slots, num_workers=1, timeout=30.0)
     assert isinstance(gone.exception(), errors.NoSlots)

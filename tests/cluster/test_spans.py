@@ -49,7 +49,7 @@ import disco_client
 
 with disco_client.connect(sys.argv[1], num_workers=4):
     try:
-        disco_client.connect(sys.argv[1], num_workers=1, name="crowded", timeout=0.5)
+        disco_client.connect(sys.argv[1], num_workers=1, name="crowded", timeout=2.0)
     except disco_client.NoSlots:
         print("no room")
 """

@@ -185,7 +185,7 @@ def test_a_worker_that_drains_takes_no_new_sessions(daemons, eventually):
                 daemons.controller("--session-lease", "60", "--listen", controller.address)
             session.sync_all()
             with pytest.raises(disco_client.errors.NoSlots, match="the cluster has 0 slots"):
-                disco_client.connect(controller.address, num_workers=1, timeout=0.2)
+                disco_client.connect(controller.address, num_workers=1, timeout=2.0)
         assert running.poll() is None
     _, complaint = running.communicate(timeout=50)
     assert running.returncode == 0, complaint

@@ -36,7 +36,7 @@ def test_a_library_that_does_not_fit_is_an_error_of_the_first_use(open_session):
 def test_a_library_of_gpus_needs_slots_that_are_gpus(open_session):
     """Nothing is placed on a CPU in their stead; the error says what there is."""
     with pytest.raises(NoSlots, match=r"2 cuda workers.* cpu\).*--devices cuda"):
-        open_session(2, ccl="nccl", timeout=0.3)
+        open_session(2, ccl="nccl", timeout=2.0)
 
 
 def test_a_single_worker_needs_no_peers(open_session):

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.timeout(180)
+
 ROOT = Path(__file__).parents[2]
 CLUSTER = [sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2", "--slots"]
 
 
-def embed(slots, *arguments, text, timeout=55):
+def embed(slots, *arguments, text, timeout=170):
     """Runs the command inside a cluster of two nodes."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DISCO_")}
     command = [*CLUSTER, str(slots), "--", sys.executable, "examples/embed.py", *arguments]

@@ -49,7 +49,7 @@ def test_a_cluster_and_its_program_are_one_tree():
 
 def test_a_failure_is_shown_with_its_words():
     """A session that no slots are found for; nothing else is needed to see why."""
-    wish = "import disco_client\ndisco_client.connect(num_workers=9, timeout=0.2)"
+    wish = "import disco_client\ndisco_client.connect(num_workers=9, timeout=20.0)"
     local = (sys.executable, "-m", "disco_server.cli.main", "local", "--slots", "1")
     code, lines = show(*local, "--", sys.executable, "-c", wish)
     assert code == 1

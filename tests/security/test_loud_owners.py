@@ -365,6 +365,7 @@ def test_a_client_of_disco_keeps_to_the_window_of_bytes_with_the_largest_command
     assert [value.debug_get_from_remote(0) for value in values] == [1] * 5
 
 
+@pytest.mark.timeout(180)
 def test_a_program_learns_that_its_client_ignored_the_window(
     controller, connect, tokens, monkeypatch, quiet
 ):

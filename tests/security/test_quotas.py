@@ -173,7 +173,7 @@ def test_an_owner_waits_for_its_quota_and_others_do_not_wait_for_it(
         connect(controller.address, priority="high", **bob)
     assert high.value.quota == "priority"
     with pytest.raises(errors.QuotaExceeded, match="may hold 1 slot at a time, and holds 1") as own:
-        connect(controller.address, timeout=0.5, **alice)
+        connect(controller.address, timeout=2.0, **alice)
     assert own.value.sessions == ("one",)
     wish = {"name": "two", "priority": "high", "timeout": WAIT, **alice}
     waits = background.submit(connect, controller.address, **wish)

@@ -111,7 +111,7 @@ def test_messages_of_another_kind_are_refused_without_a_traceback(channel, servi
 def test_every_log_line_is_a_json_object(controller):
     """With --log-format json each line parses and has time, level, logger and message."""
     with pytest.raises(errors.NoSlots):
-        connect(controller.address, num_workers=1, name="logged", timeout=0.2)
+        connect(controller.address, num_workers=1, name="logged", timeout=2.0)
     entries = [json.loads(line) for line in controller.stderr.splitlines()]
     assert all({"time", "level", "logger", "message"} <= set(entry) for entry in entries)
     (ended,) = [

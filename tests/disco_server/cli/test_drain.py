@@ -77,7 +77,7 @@ def test_what_runs_there_goes_on_and_what_comes_goes_elsewhere(
     second = connect_to(controller.address, num_workers=2)
     assert {rank.node for rank in second.workers} == {other}
     with pytest.raises(errors.NoSlots, match=rf"node '{where}' drains with 2 slots \(new disk\)"):
-        connect(controller.address, num_workers=1, timeout=0.2)
+        connect(controller.address, num_workers=1, timeout=2.0)
     assert disco("drain", where, "--undo").output == f"node {where!r} takes sessions again\n"
     eventually(lambda: session.draining == (), what="the notice")
     assert node(where)["state"] == "ready"

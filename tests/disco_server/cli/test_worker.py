@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from disco_client import connect, errors
+from disco_client.transport.admin import list_cluster
+from disco_client.transport.channel import ReloadingChannel
 from disco_server.cli.worker import main
 
 
@@ -24,10 +27,8 @@ def no_nodes(controller, eventually):
     yield
 
     def empty():
-        try:
-            connect(controller.address, num_workers=4096, timeout=0.1)
-        except errors.NoSlots as refused:
-            return refused.total_slots == 0
+        with contextlib.closing(ReloadingChannel(controller.address)) as line:
+            return not list_cluster(line).nodes
 
     eventually(empty, what="the nodes to leave")
 

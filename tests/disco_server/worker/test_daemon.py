@@ -40,7 +40,7 @@ def test_a_daemon_for_one_session_leaves_with_it(daemons, killed):
     worker = daemons.worker(controller.address, "--slots", "2", "--once")
     with connect(controller.address, num_workers=1) as session:
         with pytest.raises(errors.NoSlots):
-            connect(controller.address, num_workers=1, timeout=0.5)
+            connect(controller.address, num_workers=1, timeout=2.0)
         if killed:
             os.kill(session.workers[0].pid, signal.SIGKILL)
             with pytest.raises(errors.WorkerLost):
