@@ -69,7 +69,7 @@ def rounds(place: Place, way: str) -> list[Any]:
             exchange.start(bytes(HEADER_BYTES))
             seen.append([False, [1, 2, 3]])
         while not exchange.test():
-            time.sleep(0)  # ranks that are threads have one interpreter
+            time.sleep(0)  # lets the others run, which may be threads of this interpreter
         assert exchange.absent() == []
         seen.append(exchange.tell("é" * 400 if place.rank == 1 else f"from {place.rank}"))
     return seen
