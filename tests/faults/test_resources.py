@@ -381,12 +381,12 @@ def test_every_call_may_fail(way, role, open_way, watch, eventually):
             assert fails(f"{role}: {site}", session, watch), f"{site} did not fail"
             assert there_and_back(session, np.arange(SMALL // 8)) == [], f"after {site}"
             eventually(
-                lambda: unaccounted_in(role, session) == start,
+                lambda: unaccounted_in(role, session) <= start,
                 what=f"as many descriptors as before {site}",
             )
     session.shutdown()
     if daemon:
-        eventually(lambda: array_descriptors(daemon) == before, what="all memory given back")
+        eventually(lambda: array_descriptors(daemon) <= before, what="all memory given back")
 
 
 def fails(site, session, watch):
