@@ -70,7 +70,7 @@ def test_a_process_that_holds_the_interpreter_writes_its_stack(memory, eventuall
     """Again and again; what was written before is gone."""
     with running(STUCK, memory) as process:
         eventually(lambda: "in stuck" in stack_of(process, memory), what="the function's stack")
-        assert stack_of(process, memory).count("in stuck") == 1
+        assert max(stack_of(process, memory).count("in stuck") for _ in range(5)) == 1
 
 
 BUSY = """
@@ -109,7 +109,8 @@ def test_nobody_dies_of_being_looked_at(memory, part, monkeypatch):
     with running(BUSY, memory) as process:
         stacks = [stack_of(process, memory) for _ in range(800)]
         assert process.poll() is None
-    assert all("in <module>" in stack for stack in stacks)
+    # A process that stands still meanwhile, as on a busy machine, writes nothing.
+    assert all("in <module>" in stack for stack in stacks if stack)
     assert sum(f"in {part}" in stack for stack in stacks) > 500
 
 
