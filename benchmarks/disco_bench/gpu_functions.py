@@ -64,12 +64,12 @@ def time_collective(operation: str, nbytes: int, rounds: int, calls: int) -> lis
     # Not by worker.allreduce, which skips the reduction for a lone worker.
     if operation == "allreduce":
         kinds = (
-            lambda: worker.comm.allreduce(src, dst, ReduceOp.SUM, in_group=False),
+            lambda: worker.world.allreduce(src, dst, ReduceOp.SUM),
             lambda: raw.allReduce(*pointers, each, kind, binding.NCCL_SUM, stream),
         )
     else:
         kinds = (
-            lambda: worker.comm.allgather(src, dst, in_group=False),
+            lambda: worker.world.allgather(src, dst),
             lambda: raw.allGather(*pointers, each, kind, stream),
         )
     figures: list[list[float]] = []

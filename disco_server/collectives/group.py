@@ -160,19 +160,28 @@ def guarded(
 class ProcessGroup:
     """Some workers of a session in an order of their own, as one of them sees it.
 
-    All workers are one, each of a session's groups is, and `Communicator.make_teams` makes
-    more. Every method except `send` and `recv` is collective among the members, which must
-    call it in the same order. They compare what they bring before anything moves, and
-    end it together where one of them failed, as all collectives of a `Communicator`
-    do; what is said there of dtypes, reductions, tags, and of arrays that overlap or are not
-    contiguous holds here too. Arrays are numpy's, cupy's where a library for GPUs
-    was started, or another library's that speaks DLPack. Only element counts matter:
-    parts lie flat, one after the other, in the order of the members, and may be empty.
-    Where `counts` or a table is None all parts are as long as one another, and a `root`
-    of None is the first rank.
+    All workers are one, each of a session's groups is, and `Worker.make_teams` makes more.
+    Every method except `send` and `recv` is collective among the members, which must
+    call it in the same order. Before anything moves they compare what they brought, so a
+    wrong call raises on all of them and none waits for ever::
 
-    All of them raise `MismatchError` where the members do not fit one another, and
-    `AbortedError` where a member cannot enter; then no member began.
+        CollectiveError
+        ├── MismatchError      members brought different things; none began
+        ├── AbortedError       another member cannot enter; none began
+        ├── UnavailableError   the library is missing or did not start
+        └── CommunicatorLost   it failed in use; no operation works any more
+
+    After the first two the group can be used as before; every collective may raise them.
+
+    Arrays are numpy's of the dtypes in `validation`, cupy's where a library for GPUs was
+    started, or another library's that speaks DLPack. Only element counts matter, never
+    shapes: parts lie flat, one after the other, in the order of the members, and may be
+    empty. Where `counts` or a table is None all parts are as long as one another, and a
+    `root` of None is the first rank. A destination may be the source itself, or the part of
+    the source or destination that belongs to this rank; other overlaps are copied first.
+    Arrays that are not C-contiguous work through a contiguous copy. A `tag` is a name that
+    the caller gives the call, a str, such as that of the tensor; members that come with
+    another one, or with none, do not fit, whatever their arrays are.
 
     Args:
         members: The worker ids, in the order of their ranks here.
@@ -310,6 +319,11 @@ class ProcessGroup:
     @guarded
     def allreduce(self, src: Array, dst: Array, op: ReduceOp, *, tag: str | None = None) -> None:
         """Combines equally long sources element by element, everywhere.
+
+        Sums of integers wrap. AVG is the sum divided by the number of ranks; of integers it is
+        exact, as if added up without limits, and cut toward zero.
+        float16 and bfloat16 are combined in float32 and rounded once. Booleans have
+        SUM and MAX as "or", PROD and MIN as "and".
 
         Args:
             src: n elements.
@@ -715,12 +729,37 @@ class ProcessGroup:
 
     @guarded
     def send(self, buf: Array, rank: int, *, tag: str | None = None) -> None:
-        """Gives an array to another member; see `Communicator.send`."""
+        """Gives an array to another member, which must be in the matching `recv`.
+
+        It returns only when the receiver has entered, so workers that all send
+        around a ring before any of them receives wait for ever.
+
+        Args:
+            buf: The array.
+            rank: The receiver, by its rank here.
+            tag: The transfer's name, equal on both.
+
+        Raises:
+            MismatchError: The receiver expects another dtype or count, or `rank` is not
+                another member.
+            AbortedError: The receiver cannot enter.
+        """
         self._move(buf, rank, receives=False, tag=tag)
 
     @guarded
     def recv(self, buf: Array, rank: int, *, tag: str | None = None) -> None:
-        """Fills an array from another member; see `Communicator.recv`."""
+        """Fills an array from another member, which must be in the matching `send`.
+
+        Args:
+            buf: The array.
+            rank: The sender, by its rank here.
+            tag: The transfer's name, equal on both.
+
+        Raises:
+            MismatchError: The sender brought another dtype or count, or `rank` is not
+                another member.
+            AbortedError: The sender cannot enter.
+        """
         buf = destination(buf)
         self._move(buf, rank, receives=True, tag=tag)
         self._count(buf, buf.size)
@@ -838,7 +877,10 @@ class Teams:
 
     @guarded
     def make(self, lines: object) -> ProcessGroup | None:
-        """Makes teams, or finds existing ones; see `Communicator.make_teams`."""
+        """Makes teams, or finds existing ones; see `Worker.make_teams`.
+
+        Either all workers have their teams afterwards or none has.
+        """
         wanted = read_lines(lines, self._world.size)
         signature = sign_lines(wanted)
         self._agreement.meet(self._world.channel, signature, None, None)

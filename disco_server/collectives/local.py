@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LineParts
 from disco_server.collectives.local_exchange import LocalExchange
 from disco_server.collectives.numeric import combine
+from disco_server.collectives.process_groups import ProcessGroups
 from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
 from disco_server.collectives.types import Array, ReduceOp, Tag
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LocalBackend",
-    "LocalCommunicator",
+    "LocalGroups",
     "LocalWorld",
     "copy_into",
     "detached",
@@ -330,8 +330,8 @@ class LocalWorld:
                 barrier.close()
 
 
-class LocalCommunicator(Communicator):
-    """A rank that is a thread; see `Communicator`.
+class LocalGroups(ProcessGroups):
+    """Those of a rank that is a thread; see `ProcessGroups`.
 
     Args:
         worker_id: This rank.

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from disco_server.collectives.collective_watch import say
-from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import Backend, LineParts
 from disco_server.collectives.loss import Guarded, Loss
 from disco_server.collectives.mpi_exchange import MpiExchange
 from disco_server.collectives.mpi_library import MpiLibrary, Pieces, load_mpi, version_text
 from disco_server.collectives.node_memory import NodeMemory
 from disco_server.collectives.numeric import narrow
+from disco_server.collectives.process_groups import ProcessGroups
 from disco_server.collectives.types import Array, ReduceOp, Tag, UnavailableError
 from disco_server.collectives.validation import Family
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from disco_server.collectives.header_exchange import HeaderExchange
     from disco_server.collectives.validation import Lines
 
-__all__ = ["MpiBackend", "MpiCommunicator", "cut"]
+__all__ = ["MpiBackend", "MpiGroups", "cut"]
 
 
 # The data operations of one MPI communicator, once its ranks agreed to begin.
@@ -384,8 +384,8 @@ def _same(one: Array, other: Array) -> bool:
 _FIRST_TEAM_TAG, _TAGS_A_TEAM = 32, 32
 
 
-class MpiCommunicator(Communicator):
-    """A rank of an MPI world; see `Communicator`."""
+class MpiGroups(ProcessGroups):
+    """Those of a rank of an MPI world; see `ProcessGroups`."""
 
     ccl = "mpi"
 
@@ -429,7 +429,7 @@ class MpiCommunicator(Communicator):
         library: str = "",
         local_workers: int = 0,
         loss: Loss | None = None,
-    ) -> MpiCommunicator:
+    ) -> MpiGroups:
         """Starts MPI if necessary and joins as this rank; collective over all ranks.
 
         Args:
@@ -530,7 +530,7 @@ class MpiCommunicator(Communicator):
 
     @contextlib.contextmanager
     def _losing(self, operation: str) -> Generator[None]:
-        """Turns what MPI raises into the loss of this communicator."""
+        """Turns what MPI raises into the loss of the communicator."""
         try:
             yield
         except self._mpi.Exception as error:

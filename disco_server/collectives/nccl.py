@@ -26,8 +26,8 @@ from disco_server.collectives.unique_ids import HostIds
 from disco_server.devices.base import address, overlap
 
 if TYPE_CHECKING:
-    from disco_server.collectives.communicator import Communicator
     from disco_server.collectives.group import Backend
+    from disco_server.collectives.process_groups import ProcessGroups
     from disco_server.collectives.types import Array, ReduceOp
     from disco_server.collectives.unique_ids import UniqueIds
     from disco_server.collectives.validation import Family, Lines
@@ -302,7 +302,7 @@ class _Record(NamedTuple):
 
 
 def start_nccl(
-    comm: Communicator,
+    groups: ProcessGroups,
     arrays: Arrays,
     name: str,
     host: str,
@@ -312,12 +312,12 @@ def start_nccl(
     """Starts the library on all ranks; every rank calls it in the same command.
 
     Args:
-        comm: The communicator of the host; its `ccl` is `name` from now on.
+        groups: The rank's, whose host arrays move already; their `ccl` is `name` from now on.
         arrays: This rank's device.
         name: "nccl" or "rccl".
         host: Identifies this rank's machine.
         hooks: What to do when something takes long.
-        ids: Shares unique ids; by default over the communicator of the host.
+        ids: Shares unique ids; by default as an array of the host.
 
     Returns:
         The watch of this rank's operations.
@@ -329,32 +329,32 @@ def start_nccl(
             it, so this process should end.
         AbortedError: A rank cannot enter; no rank began.
     """
-    library, mine, made = _prepare(comm, arrays, name, host)
-    parts = np.empty((comm.num_workers, _RECORD_BYTES), np.uint8)
-    comm.allgather(mine.encode(), parts, in_group=False)
+    library, mine, made = _prepare(groups, arrays, name, host)
+    parts = np.empty((groups.world.size, _RECORD_BYTES), np.uint8)
+    groups.world.allgather(mine.encode(), parts)
     records = [_Record.decode(part) for part in parts]
     problem = _compare(records, name)
     if problem or library is None:
-        comm.refuse_device(problem)
+        groups.refuse_device(problem)
         raise UnavailableError(problem)
     gpu = cast("GpuArrays", arrays)
     watch = NcclWatch(
         library,
         gpu,
-        comm.worker_id,
-        position=lambda: comm.position,
-        loss=comm.loss,
+        groups.world.rank,
+        position=lambda: groups.position,
+        loss=groups.loss,
         on_slow=hooks.on_slow,
         limits=hooks.limits,
     )
     shared = _SharedIds(ids or HostIds(), library, made, records[0].id_bytes)
-    opened = _CommunicatorOpener(comm, library, gpu, watch, shared)
-    comm.add_device(name, gpu.xp, opened.make_backend, opened.open_device)
+    opened = _CommunicatorOpener(groups.world.rank, library, gpu, watch, shared)
+    groups.add_device(name, gpu.xp, opened.make_backend, opened.open_device)
     return watch
 
 
 def _prepare(
-    comm: Communicator, arrays: Arrays, name: str, host: str
+    groups: ProcessGroups, arrays: Arrays, name: str, host: str
 ) -> tuple[NcclLibrary | None, _Record, Mapping[Tag, bytes]]:
     """Finds out what this rank has; what it lacks is reported to the others, not raised.
 
@@ -366,8 +366,9 @@ def _prepare(
     try:
         library = NcclLibrary(name, arrays)
         # A group's id is needed where the library cannot split a communicator.
-        apart = comm.num_groups > 1 and not library.splits
-        leads = {Tag.WORLD: comm.worker_id == 0, Tag.GROUP: comm.group_rank == 0 and apart}
+        world, group = groups.world, groups.group
+        apart = group is not world and not library.splits
+        leads = {Tag.WORLD: world.rank == 0, Tag.GROUP: group.rank == 0 and apart}
         ids = {tag: library.make_id() for tag, lead in leads.items() if lead}
         gpu = f"{host} {cast('GpuArrays', arrays).bus_id()}"
     except Exception as error:  # noqa: BLE001  (whatever a broken library raises)
@@ -460,19 +461,19 @@ class _CommunicatorOpener:
 
     def __init__(
         self,
-        comm: Communicator,
+        worker_id: int,
         library: NcclLibrary,
         arrays: GpuArrays,
         watch: NcclWatch,
         ids: _SharedIds,
     ) -> None:
-        self._comm, self._library, self._arrays = comm, library, arrays
+        self._me, self._library, self._arrays = worker_id, library, arrays
         self._watch, self._ids = watch, ids
         self._world: Any = None
 
     def make_backend(self, tag: Tag, members: tuple[int, ...], host: Backend) -> NcclBackend:
         """Makes the backend of these members, of which this rank is one."""
-        rank, size = members.index(self._comm.worker_id), len(members)
+        rank, size = members.index(self._me), len(members)
         try:
             if tag == Tag.GROUP and self._library.splits:
                 made = self._world.commSplit(members[0], rank)
@@ -485,7 +486,7 @@ class _CommunicatorOpener:
             # Whatever it is: the peers are in the same call, or about to be.
             which = "the workers" if tag == Tag.WORLD else "the group"
             raise CommunicatorLost(
-                f"worker {self._comm.worker_id}: {self._library.name} could not connect {which}:"
+                f"worker {self._me}: {self._library.name} could not connect {which}:"
                 f" {self._library.explain(error)}"
             ) from error
         return self._wrap(made, rank, size)
@@ -497,7 +498,7 @@ class _CommunicatorOpener:
             CommunicatorLost: It failed; peers may still be in it.
         """
         members = () if place is None else lines[place]
-        rank, size = members.index(self._comm.worker_id) if members else 0, len(members)
+        rank, size = members.index(self._me) if members else 0, len(members)
         if self._library.splits:
             # With operations under way on the communicator a split may never end.
             self._watch.wait("make_teams")

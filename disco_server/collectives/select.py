@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.types import UnavailableError
 
 if TYPE_CHECKING:
-    from disco_server.collectives.communicator import Communicator
     from disco_server.collectives.loss import Loss
+    from disco_server.collectives.process_groups import ProcessGroups
 
-__all__ = ["default_library", "open_communicator"]
+__all__ = ["default_library", "open_groups"]
 
 
 def default_library(world: LocalWorld | None) -> str:
@@ -19,7 +19,7 @@ def default_library(world: LocalWorld | None) -> str:
     return "mpi" if world is None else "local"
 
 
-def open_communicator(
+def open_groups(
     name: str,
     *,
     worker_id: int,
@@ -29,8 +29,8 @@ def open_communicator(
     library: str = "",
     world: LocalWorld | None = None,
     loss: Loss | None = None,
-) -> Communicator:
-    """Opens this rank's communicator; collective over the ranks of the session.
+) -> ProcessGroups:
+    """Opens this rank's process groups; collective over the ranks of the session.
 
     Args:
         name: The collective library: "mpi", "local", or empty to choose.
@@ -55,16 +55,16 @@ def open_communicator(
         )
     if world is not None:
         # MPI would take the threads of a process for a single rank; their memory serves for it.
-        return LocalCommunicator(worker_id, world, loss)
+        return LocalGroups(worker_id, world, loss)
     if wanted == "local":
         raise UnavailableError(
             "'local' works between threads of one process, and the workers of this session are"
             " processes; use 'mpi', or a ThreadedSession"
         )
     # mpi4py costs a tenth of a second to import; a rank that does not use it pays nothing.
-    from disco_server.collectives.mpi import MpiCommunicator
+    from disco_server.collectives.mpi import MpiGroups
 
-    return MpiCommunicator.create(
+    return MpiGroups.create(
         worker_id,
         num_workers,
         num_groups,

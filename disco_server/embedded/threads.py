@@ -42,7 +42,7 @@ from disco_client.wire.codec import EncodedReply, EnvelopeKind
 from disco_client.wire.reports import Inspection, RankReport, RankState, decode_report
 from disco_client.wire.values import ArrayPorter, Device
 from disco_server.collectives.local import LocalWorld
-from disco_server.collectives.select import default_library, open_communicator
+from disco_server.collectives.select import default_library, open_groups
 from disco_server.embedded.sender import Sender
 from disco_server.modules.base import LoadRules
 from disco_server.observe.printed_lines import LastLines, LineCutter, decode_lines
@@ -55,7 +55,7 @@ from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 
 if TYPE_CHECKING:
     from disco_client.tracing.ring_cuts import Since
-    from disco_server.collectives.communicator import Communicator
+    from disco_server.collectives.process_groups import ProcessGroups
 
 __all__ = [
     "BorrowedArray",
@@ -697,7 +697,7 @@ class ThreadTransport(Bound):
             worker_id,
             count,
             self._num_groups,
-            open_communicator=self._open_communicator,
+            open_groups=self._open_groups,
             ccl=self._ccl,
             ordinary_ccl=default_library(self._world),
             node=NODE,
@@ -713,12 +713,12 @@ class ThreadTransport(Bound):
             loading=LoadRules(("*",)),
         )
 
-    def _open_communicator(self, worker: Worker, ccl: str) -> Communicator:
+    def _open_groups(self, worker: Worker, ccl: str) -> ProcessGroups:
         # A rank that failed before its first collective would not open it by itself.
         for worker_id, rank in enumerate(self._ranks):
             if worker_id != worker.worker_id:
                 rank.give(EnvelopeKind.OPEN_CCL)
-        return open_communicator(
+        return open_groups(
             ccl,
             worker_id=worker.worker_id,
             num_workers=worker.num_workers,

@@ -43,7 +43,7 @@ from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 from disco_server.settings import INIT_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from disco_server.collectives.communicator import Communicator
+    from disco_server.collectives.process_groups import ProcessGroups
     from disco_server.config import WorkerConfig
     from disco_server.observe.flight import FlightRecorder
 
@@ -152,11 +152,11 @@ _NO_MEMORY = 71
 """The exit status where memory ran out between commands: EX_OSERR of sysexits.h."""
 
 
-def _open_communicator(worker: Worker, ccl: str, local_workers: int) -> Communicator:
-    """Opens the session's communicator; every rank must."""
-    from disco_server.collectives.select import open_communicator
+def _open_groups(worker: Worker, ccl: str, local_workers: int) -> ProcessGroups:
+    """Opens this rank's process groups; every rank must."""
+    from disco_server.collectives.select import open_groups
 
-    return open_communicator(
+    return open_groups(
         ccl,
         worker_id=worker.worker_id,
         num_workers=worker.num_workers,
@@ -171,12 +171,12 @@ def _assigned(
 ) -> Worker:
     port.become(session, assign.worker)
 
-    def open_communicator(worker: Worker, ccl: str) -> Communicator:
+    def open_groups(worker: Worker, ccl: str) -> ProcessGroups:
         # A rank that failed before its first collective would not open it by itself.
         port.send(EnvelopeKind.OPEN_CCL)
         try:
             with nameless_memory(kvsname(session), first=worker.worker_id == 0):
-                return _open_communicator(worker, ccl, assign.local_workers)
+                return _open_groups(worker, ccl, assign.local_workers)
         finally:
             port.send(EnvelopeKind.CCL_OPENED)
 
@@ -203,7 +203,7 @@ def _assigned(
         assign.worker,
         assign.num_workers,
         assign.num_groups,
-        open_communicator=open_communicator,
+        open_groups=open_groups,
         ccl=assign.ccl,
         node=assign.node,
         place=place,

@@ -1,4 +1,4 @@
-"""One rank: its number among the workers, its device, its communicator."""
+"""One rank: its number among the workers, its device, its process groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -35,9 +35,9 @@ from disco_server.rank.signals import CallGuard
 from disco_server.settings import DEBUG, GPU_LIBRARIES, MAX_REGISTERS
 
 if TYPE_CHECKING:
-    from disco_server.collectives.communicator import Communicator
     from disco_server.collectives.group import ProcessGroup
     from disco_server.collectives.nccl_watch import NcclWatch
+    from disco_server.collectives.process_groups import ProcessGroups
     from disco_server.collectives.unique_ids import UniqueIds
 
 __all__ = ["DevicePorter", "Worker", "WorkerDevice", "current_worker", "set_current_worker"]
@@ -57,7 +57,7 @@ class WorkerDevice:
             lost; None where the process is not the worker's alone.
         end_session: Ends the session, for this reason, where such a library failed
             while it started, in which peers may stay for ever.
-        ids: Shares the unique ids of such a library; None for the host's communicator.
+        ids: Shares the unique ids of such a library; None for an array of the host.
 
     Attributes:
         arrays: What makes and copies its arrays.
@@ -130,7 +130,7 @@ class WorkerDevice:
         arrays.attach()
         self.arrays = arrays
 
-    def start(self, comm: Communicator, ccl: str) -> None:
+    def start(self, groups: ProcessGroups, ccl: str) -> None:
         """Starts a library for GPUs; every worker does in the same command.
 
         Raises:
@@ -143,7 +143,7 @@ class WorkerDevice:
 
         hooks = NcclHooks(say, TimeLimits.read(os.environ))
         try:
-            self._watch = start_nccl(comm, self.arrays, ccl, self._host, hooks, self._ids)
+            self._watch = start_nccl(groups, self.arrays, ccl, self._host, hooks, self._ids)
         except CommunicatorLost as error:
             # Peers may be in a call that only ends with this process.
             self.end(str(error))
@@ -196,7 +196,7 @@ class Worker:
         num_groups: Into how many equal, consecutive groups they are divided.
         node: The name of the node it runs on.
         place: The device on which it computes.
-        loss: Whether its communicator has failed in use.
+        loss: Whether its collective library has failed in use.
         session_name: The name of its session.
         allow_modules: Patterns of the modules that its session may use as a whole.
         allow_functions: Patterns of functions of numpy and cupy that it may call besides
@@ -231,7 +231,7 @@ class Worker:
         num_workers: int,
         num_groups: int,
         *,
-        open_communicator: Callable[[Worker, str], Communicator],
+        open_groups: Callable[[Worker, str], ProcessGroups],
         ccl: str = "",
         ordinary_ccl: str = "mpi",
         node: str = "",
@@ -262,10 +262,10 @@ class Worker:
         self.loading = loading or LoadRules()
         self.flight = flight or FlightRecorder()
         self.guard = CallGuard()
-        self._open = open_communicator
+        self._open = open_groups
         self._ordinary_ccl = ordinary_ccl
         self._ccl = self._serving(ccl)
-        self._comm: Communicator | None = None
+        self._groups: ProcessGroups | None = None
         self.position = 0
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         self.registers = RegisterFile()
@@ -298,56 +298,77 @@ class Worker:
     @property
     def ccl(self) -> str:
         """The name of the collective library: the one in use, else the one to come."""
-        if self._comm is not None:
-            return self._comm.ccl
+        if self._groups is not None:
+            return self._groups.ccl
         return self._ccl or self.place.ccl or self._ordinary_ccl
 
     @property
-    def comm(self) -> Communicator:
-        """The communicator; the first use opens it, which needs every worker.
+    def world(self) -> ProcessGroup:
+        """All workers; the first use opens the process groups, which needs every worker.
 
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
+        return self._usable().world
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The workers of its group, which are all where they are not divided; as `world`."""
+        return self._usable().group
+
+    @property
+    def comm(self) -> NoReturn:
+        """Was a communicator, whose collectives took ``in_group``.
+
+        Raises:
+            AttributeError: Always; it says what to write.
+        """
+        msg = (
+            "worker.comm is gone: call the collectives of worker.world, for all workers, or of"
+            " worker.group, for its group; worker.world has send(array, worker) and recv too"
+        )
+        raise AttributeError(msg)
+
+    def _usable(self) -> ProcessGroups:
         if self._ccl not in GPU_LIBRARIES or not self.place.arrays.on_host:
-            return self._comm or self._open_communicator()
+            return self._groups or self._open_groups()
         raise UnavailableError(
             f"{self._ccl!r} moves arrays on GPUs, this worker computes on {self.device}:"
             f" name a GPU for each with session.init_ccl({self._ccl!r}, 0, 1, ...)"
         )
 
-    def meet(self) -> Communicator:
-        """The communicator; opens it if necessary, because a peer may wait for this rank.
+    def meet(self) -> ProcessGroups:
+        """The process groups; opens them if necessary, because a peer may wait for this rank.
 
         Raises:
             UnavailableError: The collective library is missing or did not start.
         """
-        return self._comm or self._open_communicator()
+        return self._groups or self._open_groups()
 
-    def _open_communicator(self) -> Communicator:
+    def _open_groups(self) -> ProcessGroups:
         with self.guard:
             return self._open_guarded()
 
-    def _open_guarded(self) -> Communicator:
+    def _open_guarded(self) -> ProcessGroups:
         # Where arrays are on GPUs, the ranks still agree on the host.
         host = self._ordinary_ccl if self._ccl in GPU_LIBRARIES else self._ccl
-        self._comm = comm = self._open_recorded(host)
-        comm.record(self.flight)
-        comm.protect(self.guard)
+        self._groups = groups = self._open_recorded(host)
+        groups.record(self.flight)
+        groups.protect(self.guard)
         try:
             if self._with_gpus and (not self._ccl or self._ccl in GPU_LIBRARIES):
-                self._start_first(comm)
-            comm.compare_shapes(self._with_shapes)
+                self._start_first(groups)
+            groups.compare_shapes(self._with_shapes)
             if self._passed:
-                comm.cannot_enter(self._passed)
-            comm.confine(self._chosen)
+                groups.cannot_enter(self._passed)
+            groups.confine(self._chosen)
         finally:
             # Not before: the ranks open it in different commands, and start a library together.
-            comm.follow(self)
-        return comm
+            groups.follow(self)
+        return groups
 
-    def _open_recorded(self, ccl: str) -> Communicator:
-        """Opens the communicator, which waits for every worker as a collective does."""
+    def _open_recorded(self, ccl: str) -> ProcessGroups:
+        """Opens the process groups, which waits for every worker as a collective does."""
         flight = self.flight
         what = ccl or self._ordinary_ccl
         form = flight.describe(f"start of {what}", "", 0, range(self.num_workers), ())
@@ -361,18 +382,18 @@ class Worker:
         finally:
             flight.leave()
 
-    def _start_first(self, comm: Communicator) -> None:
+    def _start_first(self, groups: ProcessGroups) -> None:
         """Starts the library for the GPUs of the session's slots, where one is no CPU.
 
-        It happens when the communicator opens, which every rank takes part in, whatever
+        It happens when the process groups open, which every rank takes part in, whatever
         it does otherwise. Where it fails, collectives of arrays on GPUs say why.
         """
         ccl = self._ccl or self.place.ccl or "nccl"
         with contextlib.suppress(UnavailableError):
-            self.place.start(comm, ccl)
+            self.place.start(groups, ccl)
 
     def init_ccl(self, ccl: str, device_ids: Sequence[int] = ()) -> None:
-        """Opens the communicator with this library; where that fails, nothing has changed.
+        """Opens the process groups with this library; where that fails, nothing has changed.
 
         Args:
             ccl: Its name.
@@ -446,26 +467,26 @@ class Worker:
 
     def _confine(self, chosen: frozenset[int] | None) -> None:
         self._chosen = chosen
-        if self._comm is not None:
-            self._comm.confine(chosen)
+        if self._groups is not None:
+            self._groups.confine(chosen)
 
     def cannot_enter(self, seq: int) -> None:
         """Notifies the peers that this rank is past ``seq`` without its collectives."""
         self._passed = seq
-        if self._comm is not None:
-            self._comm.cannot_enter(seq)
+        if self._groups is not None:
+            self._groups.cannot_enter(seq)
 
     def poll(self) -> bool:
         """Continues what :meth:`cannot_enter` began; whether to call it again soon."""
-        if self._comm is None:
+        if self._groups is None:
             return False
-        return self._comm.poll()
+        return self._groups.poll()
 
     def close(self) -> None:
-        """Closes the communicator without waiting for the peers."""
+        """Closes the process groups without waiting for the peers."""
         self.place.close()
-        if self._comm is not None:
-            self._comm.close(orderly=False)
+        if self._groups is not None:
+            self._groups.close(orderly=False)
 
     # For functions that run on the worker --------------------------------------
 
@@ -507,10 +528,8 @@ class Worker:
             if out is not src:
                 target[...] = source.reshape(target.shape)
             return out
-        comm = self.comm
-        (comm.group if in_group else comm.world).allreduce(
-            src, out, ReduceOp.from_name(op), tag=tag
-        )
+        members = self.group if in_group else self.world
+        members.allreduce(src, out, ReduceOp.from_name(op), tag=tag)
         return out
 
     def allgather(
@@ -542,7 +561,7 @@ class Worker:
             return _as_native(partial(self.allgather, in_group=in_group, tag=tag), src, dst)
         size = self.group_size if in_group else self.num_workers
         out = self.empty_like(src, (size, *src.shape)) if dst is None else dst
-        self.comm.allgather(src, out, in_group=in_group, tag=tag)
+        (self.group if in_group else self.world).allgather(src, out, tag=tag)
         return out
 
     def empty_like(self, array: Array, shape: tuple[int, ...]) -> Array:
@@ -561,7 +580,7 @@ class Worker:
             MismatchError: Another worker is in a different collective, or came with another tag.
             AbortedError: Another worker cannot enter.
         """
-        self.comm.barrier(in_group=in_group, tag=tag)
+        (self.group if in_group else self.world).barrier(tag=tag)
 
     def make_teams(self, lines: Sequence[Sequence[int]]) -> ProcessGroup | None:
         """Makes teams: workers that do collectives of their own, as along an axis of a mesh.
@@ -581,7 +600,7 @@ class Worker:
             MismatchError: The workers want different teams; nothing was made.
             AbortedError: Another worker cannot enter; nothing was made.
         """
-        return self.comm.make_teams(lines)
+        return self._usable().teams.make(lines)
 
     def compare_shapes(self, enabled: bool) -> None:
         """Makes collectives refuse arrays whose shapes differ, though they have as many elements.
@@ -590,13 +609,13 @@ class Worker:
         must call it in the same command.
         """
         self._with_shapes = enabled
-        if self._comm is not None:
-            self._comm.compare_shapes(enabled)
+        if self._groups is not None:
+            self._groups.compare_shapes(enabled)
 
     @property
     def received_bytes(self) -> int:
         """How many bytes it has received from other workers in teams; see `ProcessGroup`."""
-        return 0 if self._comm is None else self._comm.received_bytes
+        return 0 if self._groups is None else self._groups.teams.received_bytes
 
     def __repr__(self) -> str:
         return (

@@ -17,7 +17,7 @@ ROWS = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|$", PAGE, re.MULTILINE)
 @pytest.fixture(scope="module")
 def offered():
     """The public names of a worker, its class's and its own."""
-    worker = Worker(0, 1, 1, open_communicator=None)
+    worker = Worker(0, 1, 1, open_groups=None)
     return {name for name in dir(worker) if not name.startswith("_")}
 
 

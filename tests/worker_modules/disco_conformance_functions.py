@@ -175,20 +175,20 @@ def _zeros(size, dtype):
 
 def _tagged_calls(worker, tag):
     """Each way in which a function enters a collective of all workers, with a tag."""
-    comm, add = worker.comm, ReduceOp.SUM
+    world, add = worker.world, ReduceOp.SUM
     part, whole = _zeros(2, "float32"), _zeros(2 * worker.num_workers, "float32")
     return {
         "worker.allreduce": lambda: worker.allreduce(part, in_group=False, tag=tag),
         "worker.allgather": lambda: worker.allgather(part, in_group=False, tag=tag),
         "worker.barrier": lambda: worker.barrier(tag=tag),
-        "allreduce": lambda: comm.allreduce(part, part, add, in_group=False, tag=tag),
-        "allgather": lambda: comm.allgather(part, whole, in_group=False, tag=tag),
-        "broadcast": lambda: comm.broadcast(part, part, in_group=False, tag=tag),
-        "scatter": lambda: comm.scatter(whole, part, in_group=False, tag=tag),
-        "gather": lambda: comm.gather(part, whole, in_group=False, tag=tag),
-        "reduce_scatter": lambda: comm.reduce_scatter(whole, part, add, in_group=False, tag=tag),
-        "all_to_all": lambda: comm.all_to_all(whole, whole, in_group=False, tag=tag),
-        "barrier": lambda: comm.barrier(tag=tag),
+        "allreduce": lambda: world.allreduce(part, part, add, tag=tag),
+        "allgather": lambda: world.allgather(part, whole, tag=tag),
+        "broadcast": lambda: world.broadcast(part, part, tag=tag),
+        "scatter": lambda: world.scatter(whole, part, tag=tag),
+        "gather": lambda: world.gather(part, whole, tag=tag),
+        "reduce_scatter": lambda: world.reduce_scatter(whole, part, add, tag=tag),
+        "all_to_all": lambda: world.all_to_all(whole, whole, tag=tag),
+        "barrier": lambda: world.barrier(tag=tag),
         "runtime.disco.barrier": lambda: resolve("runtime.disco.barrier", ())(False, tag=tag),
     }
 
@@ -205,14 +205,14 @@ def tagged(tags):
     return refused
 
 
-def lead(comm, array):
+def lead(world, array):
     """Enters a broadcast as its root."""
-    comm.broadcast(array, array, in_group=False, tag="start")
+    world.broadcast(array, array, tag="start")
 
 
-def join(comm, array):
+def join(world, array):
     """Enters a broadcast as one of the others."""
-    comm.broadcast(None, array, in_group=False, tag="start")
+    world.broadcast(None, array, tag="start")
 
 
 @disco_server.register_func("conformance.mixed_up")
@@ -224,7 +224,7 @@ def mixed_up():
         odd = _zeros(4, "int32")
         worker.allreduce(odd, odd, in_group=False)
     else:
-        (join if _me() else lead)(worker.comm, array)
+        (join if _me() else lead)(worker.world, array)
 
 
 @disco_server.register_func("conformance.wait_for_file")

@@ -163,13 +163,13 @@ def stop_when_pmi_begins(worker_id, number=int(signal.SIGSTOP)):
     if disco_server.current_worker().worker_id == worker_id:
         from disco_server.collectives import select
 
-        open_communicator = select.open_communicator
+        open_groups = select.open_groups
 
         def stop_and_open(*args, **named):
             os.kill(os.getpid(), number)
-            return open_communicator(*args, **named)
+            return open_groups(*args, **named)
 
-        select.open_communicator = stop_and_open
+        select.open_groups = stop_and_open
 
 
 @disco_server.register_func("tests.mismatch_on")
@@ -331,11 +331,11 @@ def ring(array):
     me, size = worker.worker_id, worker.num_workers
     got = np.empty_like(array)
     if me % 2 == 0:
-        worker.comm.send(array, (me + 1) % size)
-        worker.comm.recv(got, (me - 1) % size)
+        worker.world.send(array, (me + 1) % size)
+        worker.world.recv(got, (me - 1) % size)
     else:
-        worker.comm.recv(got, (me - 1) % size)
-        worker.comm.send(array, (me + 1) % size)
+        worker.world.recv(got, (me - 1) % size)
+        worker.world.send(array, (me + 1) % size)
     return got
 
 
@@ -502,7 +502,7 @@ def fade_in_the_next_on(worker_id, path):
     """Lets one worker die in the next large collective, unless a file says that one has."""
     worker, mark = disco_server.current_worker(), Path(path)
     if not mark.exists():
-        group = worker.comm.group
+        group = worker.group
         group.backend = _Fading(group.backend, mark, fades=worker.worker_id == worker_id)
 
 

@@ -238,6 +238,11 @@ def _divided(shape: Sequence[int], size: int) -> Sequence[int]:
     return (shape[0] // size, *shape[1:])
 
 
+def _members(in_group: Any) -> ProcessGroup:
+    worker = current_worker()
+    return worker.group if in_group else worker.world
+
+
 def _new(send: Any, in_group: Any, make_shape: MakeShape) -> Array:
     """An array of numpy's or cupy's for what a collective makes of ``send``."""
     if not is_any_array(send):
@@ -270,7 +275,7 @@ def _new_from_root(send: Any, in_group: Any, make_shape: MakeShape, tag: Any) ->
         facts = [made.dtype.name, on_device(made), made.shape]
         text = json.dumps(facts, separators=(",", ":")).encode()
         head[: len(text)] = np.frombuffer(text, np.uint8)
-    worker.comm.broadcast(head, head, in_group=bool(in_group), tag=tag)
+    _members(in_group).broadcast(head, head, tag=tag)
     if made is not None:
         return made
     name, there, shape = json.loads(head.tobytes().rstrip(b"\0"))
@@ -285,8 +290,7 @@ def allreduce(
 ) -> Array | None:
     """Reduces ``send`` of all ranks into ``recv`` of all."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
-    comm = current_worker().comm
-    (comm.group if in_group else comm.world).allreduce(send, out, _op(kind), tag=tag)
+    _members(in_group).allreduce(send, out, _op(kind), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
@@ -295,7 +299,7 @@ def allreduce(
 def allgather(send: Array, in_group: Any, recv: Any = _NEW, *, tag: Any = None) -> Array | None:
     """Collects ``send`` of all ranks in ``recv`` of all."""
     out = _new(send, in_group, _stacked) if recv is _NEW else recv
-    current_worker().comm.allgather(send, out, in_group=bool(in_group), tag=tag)
+    _members(in_group).allgather(send, out, tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
@@ -306,7 +310,7 @@ def broadcast_from_worker0(
 ) -> Array | None:
     """Copies ``send`` of the first rank into ``recv`` of all."""
     out = _new_from_root(send, in_group, _same, tag) if recv is _NEW else recv
-    current_worker().comm.broadcast(send, out, in_group=bool(in_group), tag=tag)
+    _members(in_group).broadcast(send, out, tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
@@ -317,7 +321,7 @@ def scatter_from_worker0(
 ) -> Array | None:
     """Gives each rank one chunk of the first rank's ``send``."""
     out = _new_from_root(send, in_group, _divided, tag) if recv is _NEW else recv
-    current_worker().comm.scatter(send, out, in_group=bool(in_group), tag=tag)
+    _members(in_group).scatter(send, out, tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
@@ -330,7 +334,7 @@ def gather_to_worker0(
     out = None if recv is _NEW else recv
     if recv is _NEW and _is_root(in_group):
         out = _new(send, in_group, _stacked)
-    current_worker().comm.gather(send, out, in_group=bool(in_group), tag=tag)
+    _members(in_group).gather(send, out, tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
@@ -341,7 +345,7 @@ def reduce_scatter(
 ) -> Array | None:
     """Reduces ``send`` of all ranks and gives each one chunk of the result."""
     out = _new(send, in_group, _divided) if recv is _NEW else recv
-    current_worker().comm.reduce_scatter(send, out, _op(kind), in_group=bool(in_group), tag=tag)
+    _members(in_group).reduce_scatter(send, out, _op(kind), tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
@@ -350,14 +354,14 @@ def reduce_scatter(
 def all_to_all(send: Array, in_group: Any, recv: Any = _NEW, *, tag: Any = None) -> Array | None:
     """Sends one chunk of each rank's ``send`` to each rank's ``recv``."""
     out = _new(send, in_group, _same) if recv is _NEW else recv
-    current_worker().comm.all_to_all(send, out, in_group=bool(in_group), tag=tag)
+    _members(in_group).all_to_all(send, out, tag=tag)
     return _made(send, out) if recv is _NEW else None
 
 
 @register_func("runtime.disco.barrier")
 def barrier(in_group: Any = False, *, tag: Any = None) -> None:
     """Waits until every rank has entered it."""
-    current_worker().comm.barrier(in_group=bool(in_group), tag=tag)
+    _members(in_group).barrier(tag=tag)
 
 
 @register_func("runtime.disco._compare_shapes")
@@ -388,14 +392,14 @@ def received_bytes() -> int:
 @register_func("runtime.disco.send_to_worker")
 def send_to_worker(buffer: Array, receiver: int, *, tag: Any = None) -> None:
     """Sends an array to one worker, by its global id."""
-    current_worker().comm.send(buffer, receiver, tag=tag)
+    current_worker().world.send(buffer, receiver, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_worker")
 @writes_into(0)
 def recv_from_worker(buffer: Array, sender: int, *, tag: Any = None) -> None:
     """Receives an array from one worker, by its global id."""
-    current_worker().comm.recv(buffer, sender, tag=tag)
+    current_worker().world.recv(buffer, sender, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_worker0")
@@ -409,7 +413,7 @@ def recv_from_worker0(buffer: Array, *, tag: Any = None) -> None:
     if current_worker().worker_id == 0:
         msg = "worker 0 cannot receive from itself"
         raise ArgumentRefused(msg)
-    current_worker().comm.recv(buffer, 0, tag=tag)
+    current_worker().world.recv(buffer, 0, tag=tag)
 
 
 @register_func("runtime.disco.send_to_next_group")
@@ -424,7 +428,7 @@ def send_to_next_group(buffer: Array, *, tag: Any = None) -> None:
     if receiver >= worker.num_workers:
         msg = f"worker {worker.worker_id} is in the last group, there is no next one"
         raise ArgumentRefused(msg)
-    worker.comm.send(buffer, receiver, tag=tag)
+    worker.world.send(buffer, receiver, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_prev_group")
@@ -440,7 +444,7 @@ def recv_from_prev_group(buffer: Array, *, tag: Any = None) -> None:
     if sender < 0:
         msg = f"worker {worker.worker_id} is in the first group, there is no previous one"
         raise ArgumentRefused(msg)
-    worker.comm.recv(buffer, sender, tag=tag)
+    worker.world.recv(buffer, sender, tag=tag)
 
 
 # Values that workers keep under a name, beyond the life of the registers they were in.

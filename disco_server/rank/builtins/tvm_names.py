@@ -75,7 +75,7 @@ def custom_allreduce(send: Array, strategy: int, recv: Array) -> None:
             "call runtime.disco.allreduce, which says whether it is in_group"
         )
         raise ArgumentRefused(msg)
-    worker.comm.allreduce(send, recv, ReduceOp.SUM, in_group=False)
+    worker.world.allreduce(send, recv, ReduceOp.SUM)
 
 
 @register_func("runtime.disco.cuda_ipc.cuda_ipc_memory_allocator_clear")

@@ -270,8 +270,8 @@ class ShardLoader:
         if out.nbytes:
             # As bytes, because a library need not know the dtype to move it.
             source = None if send is None else _bytes_of(send)
-            move = worker.comm.scatter if steps else worker.comm.broadcast
-            move(source, _bytes_of(out), in_group=False)
+            move = worker.world.scatter if steps else worker.world.broadcast
+            move(source, _bytes_of(out))
         return _landed(out)
 
     def position(self, name: str) -> int:

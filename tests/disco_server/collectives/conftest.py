@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pmi_server import PmiServer
 
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.mpich_memory import kvsname, sweep_shared_memory
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the scenarios
@@ -106,7 +106,7 @@ class ThreadRanks:
         flat, grouped = LocalWorld(count), LocalWorld(count, 2)
         self.worlds = (flat, grouped)
         self.places = [
-            scenarios.Place(rank, LocalCommunicator(rank, flat), LocalCommunicator(rank, grouped))
+            scenarios.Place(rank, LocalGroups(rank, flat), LocalGroups(rank, grouped))
             for rank in range(count)
         ]
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(count)]

@@ -16,7 +16,7 @@ import numpy as np
 from scenarios import Place, known
 
 from disco_client.wire.values import Device
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.nccl import NcclHooks, start_nccl
 from disco_server.collectives.nccl_watch import NcclWatch, TimeLimits
@@ -32,19 +32,22 @@ def known_on_device(dtype: np.dtype, op: ReduceOp) -> bool:
     return known(dtype, op) and op not in _REFUSED_ON_DEVICE.get(dtype.name, ())
 
 
-class _Carrier:
-    """Works with host arrays, which lie on the GPU meanwhile."""
+class GroupOnDevice:
+    """A process group for host arrays, which lie on the GPU meanwhile."""
 
-    def __init__(self, comm: Any, arrays: GpuArrays) -> None:
-        self._comm, self._arrays = comm, arrays
+    def __init__(self, group: Any, arrays: GpuArrays) -> None:
+        self._group, self._arrays = group, arrays
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
+        found = getattr(self._group, name)
+        if not callable(found):
+            return found
+        return lambda *given, **options: self._carry(name, given, options)
 
-    def _carry(self, name: str, hosts: tuple[Any, ...], *rest: Any, **options: Any) -> None:
+    def _carry(self, name: str, given: tuple[Any, ...], options: dict[str, Any]) -> None:
         bases: dict[int, tuple[np.ndarray, Any]] = {}
-        there = [self._move(host, bases) for host in hosts]
-        getattr(self._comm, name)(*there, *rest, **options)
+        there = [self._move(each, bases) for each in given]
+        getattr(self._group, name)(*there, **options)
         for base, copy in bases.values():
             base[...] = self._arrays.to_host(copy).view(base.dtype).reshape(base.shape)
 
@@ -60,57 +63,48 @@ class _Carrier:
         return self._arrays.xp.ndarray(host.shape, host.dtype, memory, host.strides)
 
 
-class TeamOnDevice(_Carrier):
-    """A team for host arrays."""
+class OnDevice:
+    """The process groups of a rank for host arrays."""
+
+    def __init__(self, groups: Any, arrays: GpuArrays) -> None:
+        self._groups, self._arrays = groups, arrays
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
-        if not callable(found):
-            return found
-        return lambda *given: self._carry(name, given)
+        return getattr(self._groups, name)
 
+    @property
+    def world(self) -> GroupOnDevice:
+        return GroupOnDevice(self._groups.world, self._arrays)
 
-class OnDevice(_Carrier):
-    """A communicator for host arrays."""
+    @property
+    def group(self) -> GroupOnDevice:
+        return GroupOnDevice(self._groups.group, self._arrays)
 
-    def make_teams(self, lines: Any) -> Any:
-        team = self._comm.make_teams(lines)
-        return None if team is None else TeamOnDevice(team, self._arrays)
+    @property
+    def teams(self) -> TeamsOnDevice:
+        return TeamsOnDevice(self._groups.teams, self._arrays)
 
     @property
     def position(self) -> int:
-        return self._comm.position
+        return self._groups.position
 
     @position.setter
     def position(self, seq: int) -> None:
-        self._comm.position = seq
+        self._groups.position = seq
 
-    def allreduce(self, src: Any, dst: Any, op: ReduceOp, **options: Any) -> None:
-        self._carry("allreduce", (src, dst), op, **options)
 
-    def reduce_scatter(self, src: Any, dst: Any, op: ReduceOp, **options: Any) -> None:
-        self._carry("reduce_scatter", (src, dst), op, **options)
+class TeamsOnDevice:
+    """The teams of a rank for host arrays."""
 
-    def allgather(self, src: Any, dst: Any, **options: Any) -> None:
-        self._carry("allgather", (src, dst), **options)
+    def __init__(self, teams: Any, arrays: GpuArrays) -> None:
+        self._teams, self._arrays = teams, arrays
 
-    def broadcast(self, src: Any, dst: Any, **options: Any) -> None:
-        self._carry("broadcast", (src, dst), **options)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._teams, name)
 
-    def scatter(self, src: Any, dst: Any, **options: Any) -> None:
-        self._carry("scatter", (src, dst), **options)
-
-    def gather(self, src: Any, dst: Any, **options: Any) -> None:
-        self._carry("gather", (src, dst), **options)
-
-    def all_to_all(self, src: Any, dst: Any, **options: Any) -> None:
-        self._carry("all_to_all", (src, dst), **options)
-
-    def send(self, buf: Any, worker: int) -> None:
-        self._carry("send", (buf,), worker)
-
-    def recv(self, buf: Any, worker: int) -> None:
-        self._carry("recv", (buf,), worker)
+    def make(self, lines: Any) -> Any:
+        team = self._teams.make(lines)
+        return None if team is None else GroupOnDevice(team, self._arrays)
 
 
 class Rank:
@@ -119,8 +113,8 @@ class Rank:
     Attributes:
         rank: Its number.
         arrays: Its GPU.
-        flat: Its communicator with one group.
-        grouped: The one with two, or the same again.
+        flat: Its process groups in a session whose workers are not divided.
+        grouped: Those where there are two groups, or the same again.
         watches: What watches over both, once started.
         failed: What they said has failed.
         slow: What they said takes long.
@@ -135,11 +129,11 @@ class Rank:
     def start(
         self, limits: TimeLimits | None = None, name: str = "nccl", host: str = "here"
     ) -> None:
-        """Starts the library for both communicators."""
+        """Starts the library for both."""
         hooks = NcclHooks(self.slow.append, limits or TimeLimits())
-        for comm in dict.fromkeys((self.flat, self.grouped)):
-            comm.loss = Loss(self.rank, self._lose)
-            self.watches.append(start_nccl(comm, self.arrays, name, host, hooks))
+        for groups in dict.fromkeys((self.flat, self.grouped)):
+            groups.loss = Loss(self.rank, self._lose)
+            self.watches.append(start_nccl(groups, self.arrays, name, host, hooks))
 
     def _lose(self, text: str) -> None:
         self.failed.append(text)
@@ -147,8 +141,8 @@ class Rank:
             watch.abort()
 
     def place(self) -> Place:
-        """What scenarios take, with communicators for host arrays."""
-        flat, grouped = (OnDevice(comm, self.arrays) for comm in (self.flat, self.grouped))
+        """What scenarios take, with process groups for host arrays."""
+        flat, grouped = (OnDevice(groups, self.arrays) for groups in (self.flat, self.grouped))
         return Place(self.rank, flat, grouped)  # type: ignore[arg-type]
 
 
@@ -157,7 +151,7 @@ class DeviceRanks:
 
     Args:
         count: How many.
-        groups: Of the second communicator.
+        groups: Of the second session.
         devices: The number of each rank's GPU.
     """
 
@@ -176,7 +170,7 @@ class DeviceRanks:
     def _make(self, rank: int) -> Rank:
         arrays = GpuArrays(Device("cuda", self._numbers[rank]))
         arrays.attach()
-        comms = [LocalCommunicator(rank, world) for world in self._worlds]
+        comms = [LocalGroups(rank, world) for world in self._worlds]
         return Rank(rank, arrays, comms[0], comms[-1])
 
     def each(self, act: Callable[[Rank], Any], timeout: float = 30.0) -> list[Any]:
@@ -225,8 +219,8 @@ class DeviceRanks:
             for watch in rank.watches:
                 watch.close()
                 watch.abort()
-            for comm in (rank.flat, rank.grouped):
-                comm.close(orderly=False)
+            for groups in (rank.flat, rank.grouped):
+                groups.close(orderly=False)
         for world in self._worlds:
             world.close()
         for thread in self._threads:

@@ -16,7 +16,7 @@ import scenarios_parts
 import scenarios_tags
 import scenarios_teams
 
-from disco_server.collectives.mpi import MpiCommunicator
+from disco_server.collectives.mpi import MpiGroups
 
 HOMES = (scenarios, scenarios_exchange, scenarios_parts, scenarios_tags, scenarios_teams)
 
@@ -24,8 +24,8 @@ HOMES = (scenarios, scenarios_exchange, scenarios_parts, scenarios_tags, scenari
 def main() -> None:
     rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
     # The first owns MPI and closes last; the second shares the world with it.
-    flat = MpiCommunicator.create(rank, size)
-    grouped = MpiCommunicator(rank, size, 2 if size % 2 == 0 else 1, flat._mpi, flat._library)
+    flat = MpiGroups.create(rank, size)
+    grouped = MpiGroups(rank, size, 2 if size % 2 == 0 else 1, flat._mpi, flat._library)
     place = scenarios.Place(rank, flat, grouped)
     for line in sys.stdin:
         name, arguments = json.loads(line)

@@ -16,7 +16,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from disco_server.collectives.communicator import Communicator
+from disco_server.collectives.group import ProcessGroup
+from disco_server.collectives.process_groups import ProcessGroups
 from disco_server.collectives.types import AbortedError, CollectiveError, MismatchError, ReduceOp
 
 Array = np.ndarray
@@ -33,11 +34,11 @@ SIZES = (1, 7, 6001, 300_000)
 
 @dataclass
 class Place:
-    """A rank with its communicators: one group, and two."""
+    """A rank in two sessions: one whose workers are not divided, and one with two groups."""
 
     rank: int
-    flat: Communicator
-    grouped: Communicator
+    flat: ProcessGroups
+    grouped: ProcessGroups
     seq: int = 0
 
     def step(self) -> None:
@@ -46,11 +47,10 @@ class Place:
         self.flat.position = self.seq
         self.grouped.position = self.seq
 
-    def ways(self) -> Iterator[tuple[Communicator, bool, list[int]]]:
-        """Every way to meet: communicator, in_group and who takes part."""
-        yield self.flat, True, list(self.flat.members(in_group=True))
-        yield self.grouped, False, list(self.grouped.members(in_group=False))
-        yield self.grouped, True, list(self.grouped.members(in_group=True))
+    def ways(self) -> Iterator[tuple[ProcessGroup, list[int]]]:
+        """Every way to meet, and who takes part."""
+        for group in (self.flat.group, self.grouped.world, self.grouped.group):
+            yield group, list(group.members)
 
 
 def make(rank: int, size: int, dtype: Any, salt: int = 0) -> Array:
@@ -102,7 +102,7 @@ def differ(name: str, got: Array, want: Array) -> list[str]:
 def reductions(place: Place, sizes: list[int], knows: Knows = known) -> list[str]:
     """Allreduce and reduce_scatter of every dtype, operation and way."""
     wrong: list[str] = []
-    for comm, in_group, members in place.ways():
+    for group, members in place.ways():
         for dtype in DTYPES:
             for op in ReduceOp:
                 if not knows(dtype, op):
@@ -114,121 +114,121 @@ def reductions(place: Place, sizes: list[int], knows: Knows = known) -> list[str
                     want = reduce_by_hand(parts, op)
                     src = make(place.rank, size, dtype)
                     dst = np.empty_like(src)
-                    comm.allreduce(src, dst, op, in_group=in_group)
+                    group.allreduce(src, dst, op)
                     wrong += differ(f"allreduce {name}", dst, want)
-                    comm.allreduce(src, src, op, in_group=in_group)
+                    group.allreduce(src, src, op)
                     wrong += differ(f"allreduce in place {name}", src, want)
-                    wrong += reduce_scatter(place, comm, members, size, dtype, op, in_group)
+                    wrong += reduce_scatter(place, group, members, size, dtype, op)
     return wrong
 
 
-def reduce_scatter(place, comm, members, size, dtype, op, in_group) -> list[str]:
+def reduce_scatter(place, group, members, size, dtype, op) -> list[str]:
     parts = [make(member, size * len(members), dtype, 1) for member in members]
     mine = members.index(place.rank)
     src = make(place.rank, size * len(members), dtype, 1)
     dst = np.empty(size, dtype)
-    comm.reduce_scatter(src, dst, op, in_group=in_group)
+    group.reduce_scatter(src, dst, op)
     want = reduce_by_hand([part.reshape(len(members), -1)[mine] for part in parts], op)
     wrong = differ(f"reduce_scatter {dtype} {op.name} {size}", dst, want)
     # Into this rank's own part of the source.
     own = src.reshape(len(members), -1)[mine]
-    comm.reduce_scatter(src, own, op, in_group=in_group)
+    group.reduce_scatter(src, own, op)
     return wrong + differ(f"reduce_scatter in place {dtype} {op.name} {size}", own, want)
 
 
 def moves(place: Place, dtypes: Sequence[np.dtype] = MOVED) -> list[str]:
     """Everything that only moves, of every dtype, in both directions and in place."""
     wrong: list[str] = []
-    for comm, in_group, members in place.ways():
+    for group, members in place.ways():
         for dtype in dtypes:
             for size in (1, 6001):
                 place.step()
-                wrong += gathers(place, comm, members, size, dtype, in_group)
-                wrong += spreads(place, comm, members, size, dtype, in_group)
+                wrong += gathers(place, group, members, size, dtype)
+                wrong += spreads(place, group, members, size, dtype)
     return wrong
 
 
-def gathers(place, comm, members, size, dtype, in_group) -> list[str]:
+def gathers(place, group, members, size, dtype) -> list[str]:
     count, mine = len(members), members.index(place.rank)
     want = np.concatenate([make(member, size, dtype) for member in members])
     src = make(place.rank, size, dtype)
     name = f"{dtype} {size} {members}"
     dst = np.zeros(count * size, dtype)
-    comm.allgather(src, dst, in_group=in_group)
+    group.allgather(src, dst)
     wrong = differ(f"allgather {name}", dst, want)
     dst = np.zeros(count * size, dtype)
     dst.reshape(count, -1)[mine] = src
-    comm.allgather(dst.reshape(count, -1)[mine], dst, in_group=in_group)
+    group.allgather(dst.reshape(count, -1)[mine], dst)
     wrong += differ(f"allgather in place {name}", dst, want)
     root = mine == 0
     # An array on a rank that is not the root is not looked at.
     dst = np.zeros(count * size if root else 3, dtype)
-    comm.gather(src, dst, in_group=in_group)
+    group.gather(src, dst)
     wrong += differ(f"gather {name}", dst, want if root else np.zeros(3, dtype))
-    comm.gather(src if not root else dst[:size], dst if root else None, in_group=in_group)
+    group.gather(src if not root else dst[:size], dst if root else None)
     wrong += differ(f"gather in place {name}", dst, want if root else np.zeros(3, dtype))
     matrix = make(place.rank, count * size, dtype, 3)
     want = np.concatenate(
         [make(each, count * size, dtype, 3).reshape(count, -1)[mine] for each in members]
     )
     dst = np.empty_like(matrix)
-    comm.all_to_all(matrix, dst, in_group=in_group)
+    group.all_to_all(matrix, dst)
     wrong += differ(f"all_to_all {name}", dst, want)
-    comm.all_to_all(matrix, matrix, in_group=in_group)
+    group.all_to_all(matrix, matrix)
     return wrong + differ(f"all_to_all in place {name}", matrix, want)
 
 
-def spreads(place, comm, members, size, dtype, in_group) -> list[str]:
+def spreads(place, group, members, size, dtype) -> list[str]:
     count, mine = len(members), members.index(place.rank)
     root = mine == 0
     name = f"{dtype} {size} {members}"
     want = make(members[0], size, dtype, 4)
     src = make(place.rank, size, dtype, 4)
     dst = np.zeros(size, dtype)
-    comm.broadcast(src if root else None, dst, in_group=in_group)
+    group.broadcast(src if root else None, dst)
     wrong = differ(f"broadcast {name}", dst, want)
-    comm.broadcast(src, src, in_group=in_group)
+    group.broadcast(src, src)
     wrong += differ(f"broadcast in place {name}", src, want)
     whole = make(members[0], size * count, dtype, 5)
     want = whole.reshape(count, -1)[mine]
     dst = np.zeros(size, dtype)
-    comm.scatter(whole if root else None, dst, in_group=in_group)
+    group.scatter(whole if root else None, dst)
     wrong += differ(f"scatter {name}", dst, want)
     dst = whole[:size] if root else np.zeros(size, dtype)
-    comm.scatter(whole if root else None, dst, in_group=in_group)
+    group.scatter(whole if root else None, dst)
     return wrong + differ(f"scatter in place {name}", dst, want)
 
 
 def shapes(place: Place) -> list[str]:
     """Arrays of other shapes, strides, no dimensions and no elements."""
-    comm, wrong = place.flat, []
+    world, wrong = place.flat.world, []
     place.step()
     # (3, 3, 2) from four ranks is (3, 4, 6) to the one who gathers flat parts.
     src = make(place.rank, 18, np.dtype("float32")).reshape(3, 3, 2)
     dst = np.empty((3, 4, 6), np.float32)
-    comm.allgather(src, dst)
+    world.allgather(src, dst)
     want = np.concatenate([make(each, 18, src.dtype) for each in range(4)])
     wrong += differ("implicit reshape", dst, want)
     for width in (10, 12_000):
         wide = np.arange(width * 4, dtype=np.float64).reshape(4, width) + place.rank
         target = np.zeros((width, 4)).T
         assert not target.flags.c_contiguous
-        comm.allreduce(wide[:, ::2], target[:, ::2], ReduceOp.SUM)
-        comm.allreduce(wide[:, ::2], target[:, ::2], ReduceOp.SUM)
+        world.allreduce(wide[:, ::2], target[:, ::2], ReduceOp.SUM)
+        world.allreduce(wide[:, ::2], target[:, ::2], ReduceOp.SUM)
         total = 4 * np.arange(width * 4, dtype=np.float64).reshape(4, width) + 6
         wrong += differ("strided", target[:, ::2], total[:, ::2])
         wrong += differ("between the strides", target[:, 1::2], np.zeros((4, width // 2)))
-        comm.broadcast(wide.T if place.rank == 0 else None, target.T)
+        world.broadcast(wide.T if place.rank == 0 else None, target.T)
         wrong += differ("transposed", target, np.arange(width * 4.0).reshape(4, width))
     scalar = np.array(place.rank, np.int64)
-    comm.allreduce(scalar, scalar, ReduceOp.MAX)
+    world.allreduce(scalar, scalar, ReduceOp.MAX)
     wrong += differ("no dimensions", scalar, np.array(3))
     empty = np.zeros((0, 5), np.float32)
-    comm.allreduce(empty, empty, ReduceOp.SUM)
-    comm.allgather(empty, empty)
-    comm.all_to_all(empty, empty)
+    world.allreduce(empty, empty, ReduceOp.SUM)
+    world.allgather(empty, empty)
+    world.all_to_all(empty, empty)
     line = np.arange(20.0)
-    comm.allreduce(line[:16], line[4:], ReduceOp.SUM)
+    world.allreduce(line[:16], line[4:], ReduceOp.SUM)
     wrong += differ("overlap", line, np.concatenate([np.arange(4.0), 4 * np.arange(16.0)]))
     return wrong
 
@@ -241,11 +241,11 @@ def halves_round_once(place: Place) -> list[str]:
             place.step()
             parts = [np.full(size, 1 + each / 128, np.float32).astype(dtype) for each in range(4)]
             dst = np.empty(size, dtype)
-            place.flat.allreduce(parts[place.rank], dst, ReduceOp.SUM)
+            place.flat.world.allreduce(parts[place.rank], dst, ReduceOp.SUM)
             exact = np.stack(parts).astype(np.float32).sum(0).astype(dtype)
             wrong += differ(f"{dtype} {size}", dst, exact)
     big = np.full(10, 60000, np.float16)
-    place.flat.allreduce(big, big, ReduceOp.SUM)
+    place.flat.world.allreduce(big, big, ReduceOp.SUM)
     return wrong + differ("beyond float16", big, np.full(10, np.inf, np.float16))
 
 
@@ -255,18 +255,18 @@ def integers_wrap(place: Place) -> list[str]:
     for size in (5, 20_000, 300_000):
         place.step()
         dst = np.full(size, 100, np.int8)
-        place.flat.allreduce(dst, dst, ReduceOp.SUM)
+        place.flat.world.allreduce(dst, dst, ReduceOp.SUM)
         wrong += differ("wrapped", dst, np.full(size, -112, np.int8))
         dst = np.full(size, -3 if place.rank else -2, np.int32)
-        place.flat.allreduce(dst, dst, ReduceOp.AVG)
+        place.flat.world.allreduce(dst, dst, ReduceOp.AVG)
         wrong += differ("toward zero", dst, np.full(size, -2, np.int32))
         for dtype in map(np.dtype, ("int8", "uint8", "int16", "uint32", "int64", "uint64")):
             most = int(np.iinfo(dtype).max) - 5
             src = np.full(size * 4, most, dtype)
             dst = np.empty(size * 4, dtype)
-            place.flat.allreduce(src, dst, ReduceOp.AVG)
+            place.flat.world.allreduce(src, dst, ReduceOp.AVG)
             wrong += differ(f"average {dtype}", dst, src)
-            place.flat.reduce_scatter(src, dst[:size], ReduceOp.AVG)
+            place.flat.world.reduce_scatter(src, dst[:size], ReduceOp.AVG)
             wrong += differ(f"scattered average {dtype}", dst[:size], src[:size])
             counts = [size, 0, size * 2, size]
             part = np.empty(counts[place.rank], dtype)
@@ -277,25 +277,25 @@ def integers_wrap(place: Place) -> list[str]:
 
 def refused(place: Place, case: str) -> list[Any]:
     """One rank brings something odd; afterwards the communicator must be sound."""
-    comm, dst = place.flat, np.full(3, 7, np.float32)
+    world, dst = place.flat.world, np.full(3, 7, np.float32)
     src = np.ones(3, np.float32)
     long = np.ones(5000, np.float32)
     odd = {
-        "count": lambda: comm.allreduce(np.ones(4, np.float32), dst[:], ReduceOp.SUM),
-        "dtype": lambda: comm.allreduce(src.astype("i4"), dst.astype("i4"), ReduceOp.SUM),
-        "reduction": lambda: comm.allreduce(src, dst, ReduceOp.MAX),
-        "operation": lambda: comm.broadcast(None, dst),
-        "destination": lambda: comm.allreduce(src, dst[:2], ReduceOp.SUM),
-        "read-only": lambda: comm.allreduce(src, np.broadcast_to(dst, 3), ReduceOp.SUM),
-        "nothing": lambda: comm.allreduce(None, dst, ReduceOp.SUM),
-        "large": lambda: comm.allreduce(long, long, ReduceOp.SUM),
+        "count": lambda: world.allreduce(np.ones(4, np.float32), dst[:], ReduceOp.SUM),
+        "dtype": lambda: world.allreduce(src.astype("i4"), dst.astype("i4"), ReduceOp.SUM),
+        "reduction": lambda: world.allreduce(src, dst, ReduceOp.MAX),
+        "operation": lambda: world.broadcast(None, dst),
+        "destination": lambda: world.allreduce(src, dst[:2], ReduceOp.SUM),
+        "read-only": lambda: world.allreduce(src, np.broadcast_to(dst, 3), ReduceOp.SUM),
+        "nothing": lambda: world.allreduce(None, dst, ReduceOp.SUM),
+        "large": lambda: world.allreduce(long, long, ReduceOp.SUM),
     }
     wrong_by_itself = {
-        "strings": lambda: comm.allgather(np.array(["a"]), np.array(["a"] * 4)),
-        "parts": lambda: comm.scatter(np.ones(13, np.float32), dst),
-        "order": lambda: comm.allreduce(src.astype("c16"), dst.astype("c16"), ReduceOp.MAX),
+        "strings": lambda: world.allgather(np.array(["a"]), np.array(["a"] * 4)),
+        "parts": lambda: world.scatter(np.ones(13, np.float32), dst),
+        "order": lambda: world.allreduce(src.astype("c16"), dst.astype("c16"), ReduceOp.MAX),
     }
-    act = wrong_by_itself.get(case, lambda: comm.allreduce(src, dst, ReduceOp.SUM))
+    act = wrong_by_itself.get(case, lambda: world.allreduce(src, dst, ReduceOp.SUM))
     if place.rank == 2:
         act = odd.get(case, act)
     place.step()
@@ -304,37 +304,37 @@ def refused(place: Place, case: str) -> list[Any]:
     except MismatchError as error:
         untouched = dst.tolist() == [7, 7, 7]
         after = np.zeros(3, np.float32)
-        comm.allreduce(src, after, ReduceOp.SUM)
+        world.allreduce(src, after, ReduceOp.SUM)
         return [list(error.ranks), str(error), untouched, after.tolist()]
     return ["no error"]
 
 
 def fails(place: Place, failing: list[int], in_group: bool, idle: bool) -> Any:
     """Some ranks fail a command in which the others enter a collective."""
-    comm = place.grouped
+    groups = place.grouped
     place.step()
     data = np.ones(3, np.float32)
     outcome: Any = "failed"
     if place.rank in failing:
-        comm.cannot_enter(place.seq)
+        groups.cannot_enter(place.seq)
     else:
         try:
-            comm.allreduce(data, data, ReduceOp.SUM, in_group=in_group)
+            (groups.group if in_group else groups.world).allreduce(data, data, ReduceOp.SUM)
             outcome = data.tolist()
         except AbortedError as error:
             outcome = [list(error.ranks), error.op, error.seq == place.seq]
-            comm.cannot_enter(place.seq)
+            groups.cannot_enter(place.seq)
     if idle:
         # All idle until nobody needs anybody's turn any more.
         deadline = time.monotonic() + 0.05
-        while comm.poll() and time.monotonic() < deadline:
+        while groups.poll() and time.monotonic() < deadline:
             pass
     place.step()
     sums = np.full(2, place.rank, np.float32)
-    comm.allreduce(sums, sums, ReduceOp.SUM, in_group=False)
+    groups.world.allreduce(sums, sums, ReduceOp.SUM)
     part = np.full(2, place.rank, np.float32)
-    comm.allreduce(part, part, ReduceOp.SUM, in_group=True)
-    return [outcome, sums.tolist(), part.tolist(), comm.poll()]
+    groups.group.allreduce(part, part, ReduceOp.SUM)
+    return [outcome, sums.tolist(), part.tolist(), groups.poll()]
 
 
 def random_log(place: Place, seed: int, commands: int) -> list[str]:
@@ -342,7 +342,7 @@ def random_log(place: Place, seed: int, commands: int) -> list[str]:
 
     Returns what ran, for the test to compare among ranks.
     """
-    comm, chance = place.grouped, random.Random(seed)
+    groups, chance = place.grouped, random.Random(seed)
     ran: list[str] = []
     for _ in range(commands):
         place.step()
@@ -353,18 +353,19 @@ def random_log(place: Place, seed: int, commands: int) -> list[str]:
         try:
             for index, (what, pair) in enumerate(zip(todo, pairs, strict=True)):
                 give_up(fates.get(place.rank) == index)
-                if not meet(place, comm, what, pair):
+                if not meet(place, groups, what, pair):
                     continue
-                group = comm.group_id if what == "group" else pair if what == "pair" else 0
-                ran.append(f"{place.seq}.{index} {what} {group}")
+                first = groups.group.members[0]
+                who = first if what == "group" else pair if what == "pair" else 0
+                ran.append(f"{place.seq}.{index} {what} {who}")
             give_up(place.rank in fates)
         except CollectiveError:
-            comm.cannot_enter(place.seq)
+            groups.cannot_enter(place.seq)
         if naps[place.rank]:
             for _ in range(3):
-                comm.poll()
+                groups.poll()
     place.step()
-    comm.barrier()
+    groups.world.barrier()
     return ran
 
 
@@ -373,42 +374,43 @@ def give_up(fails: bool) -> None:
         raise CollectiveError("fails by itself")
 
 
-def meet(place: Place, comm: Communicator, what: str, pair: list[int]) -> bool:
+def meet(place: Place, groups: ProcessGroups, what: str, pair: list[int]) -> bool:
     if what == "pair":
         if place.rank not in pair:
             return False
         data = np.array([place.seq * 10 + place.rank])
         if place.rank == pair[0]:
-            comm.send(data, pair[1])
+            groups.world.send(data, pair[1])
         else:
-            comm.recv(data, pair[0])
+            groups.world.recv(data, pair[0])
             assert data[0] == place.seq * 10 + pair[0]
         return True
+    group = groups.group if what == "group" else groups.world
     data = np.full(3, place.seq * 10 + place.rank)
-    got = np.empty((len(comm.members(in_group=what == "group")), 3), data.dtype)
-    comm.allgather(data, got, in_group=what == "group")
-    want = [place.seq * 10 + each for each in comm.members(in_group=what == "group")]
-    assert got[:, 0].tolist() == want
+    got = np.empty((group.size, 3), data.dtype)
+    group.allgather(data, got)
+    assert got[:, 0].tolist() == [place.seq * 10 + each for each in group.members]
     return True
 
 
 def transfers(place: Place) -> list[str]:
     """Groups pass arrays on, small and large; worker 2 sends to worker 0."""
-    comm, wrong = place.grouped, []
+    groups, wrong = place.grouped, []
+    world = groups.world
     for size in (3, 100_000):
         for dtype in (np.dtype(np.float32), BFLOAT16):
             place.step()
             data = make(place.rank, size, dtype)
-            if comm.group_id == 0:
-                comm.send(data, place.rank + comm.group_size)
+            if place.rank < groups.group.size:
+                world.send(data, place.rank + groups.group.size)
             else:
-                comm.recv(data, place.rank - comm.group_size)
+                world.recv(data, place.rank - groups.group.size)
                 wrong += differ("next group", data, make(place.rank - 2, size, dtype))
             if place.rank == 2:
-                comm.send(data[::2], 0)
+                world.send(data[::2], 0)
             elif place.rank == 0:
                 target = np.zeros(size, dtype)
-                comm.recv(target[::2], 2)
+                world.recv(target[::2], 2)
                 wrong += differ("from worker 2", target[::2], make(0, size, dtype)[::2])
                 wrong += differ("between", target[1::2], np.zeros(size // 2, dtype))
     return wrong
@@ -416,13 +418,16 @@ def transfers(place: Place) -> list[str]:
 
 def wrong_transfers(place: Place) -> list[Any]:
     """Transfers whose ends do not fit, or whose other end cannot come."""
-    comm = place.grouped
+    groups = place.grouped
+    world = groups.world
     said: list[Any] = []
     cases = {
-        "count": lambda: comm.send(np.ones(3), 1) if place.rank == 0 else comm.recv(np.ones(4), 0),
-        "both": lambda: comm.send(np.ones(3), 1) if place.rank == 0 else comm.send(np.ones(3), 0),
-        "self": lambda: comm.send(np.ones(3), place.rank),
-        "nobody": lambda: comm.recv(np.ones(3), 9),
+        "count": lambda: (
+            world.send(np.ones(3), 1) if place.rank == 0 else world.recv(np.ones(4), 0)
+        ),
+        "both": lambda: world.send(np.ones(3), 1) if place.rank == 0 else world.send(np.ones(3), 0),
+        "self": lambda: world.send(np.ones(3), place.rank),
+        "nobody": lambda: world.recv(np.ones(3), 9),
     }
     for act in cases.values():
         place.step()
@@ -435,38 +440,38 @@ def wrong_transfers(place: Place) -> list[Any]:
             said.append(str(error))
     place.step()
     if place.rank == 1:
-        comm.cannot_enter(place.seq)
+        groups.cannot_enter(place.seq)
     elif place.rank == 0:
         try:
-            comm.recv(np.ones(3), 1)
+            world.recv(np.ones(3), 1)
             said.append("no error")
         except AbortedError as error:
             said.append(str(error))
     place.step()
-    comm.barrier()
+    world.barrier()
     return said
 
 
 def second_try(place: Place) -> list[Any]:
     """A function that catches the abort and goes on meets the refusal again, then peace."""
-    comm = place.flat
+    groups = place.flat
     place.step()
     if place.rank == 3:
-        comm.cannot_enter(place.seq)
-        while comm.poll():
+        groups.cannot_enter(place.seq)
+        while groups.poll():
             pass
         outcome: list[Any] = []
     else:
         outcome = []
         for _ in range(3):
             try:
-                comm.barrier()
+                groups.world.barrier()
                 outcome.append("ran")
             except AbortedError as error:
                 outcome.append(list(error.ranks))
-        comm.cannot_enter(place.seq)
+        groups.cannot_enter(place.seq)
     place.step()
-    comm.barrier()
+    groups.world.barrier()
     return outcome
 
 

@@ -58,13 +58,13 @@ def rounds(place: Place, way: str) -> list[Any]:
             heads = exchange.meet(header + (found.payload if found else NO_DATA))
             data = [float(part.sum()) / size for part in exchange.parts(found)] if found else []
             seen.append([list(heads[::HEADER_BYTES]), len(heads), data])
-        place.flat.barrier()
+        place.flat.world.barrier()
         if place.rank == 0:
             # The others have not posted, and will not before this rank has looked.
             exchange.start(bytes(HEADER_BYTES))
             seen.append([exchange.test(), exchange.absent()])
         place.step()
-        place.flat.barrier()
+        place.flat.world.barrier()
         if place.rank:
             exchange.start(bytes(HEADER_BYTES))
             seen.append([False, [1, 2, 3]])
@@ -78,7 +78,7 @@ def rounds(place: Place, way: str) -> list[Any]:
 def long_wait(place: Place, way: str, seconds: float) -> list[float]:
     """The CPU time of a round to which rank 0 comes late, and how long it took."""
     with opened(place, way) as exchange:
-        place.flat.barrier()
+        place.flat.world.barrier()
         started, before = time.perf_counter(), time.process_time()
         if place.rank == 0:
             time.sleep(seconds)

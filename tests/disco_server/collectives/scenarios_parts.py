@@ -48,14 +48,14 @@ def in_rounds(place: Place) -> list[str]:
     wrong: list[str] = []
     for dtype, op in ((np.dtype(np.float32), ReduceOp.AVG), (np.dtype(np.int16), ReduceOp.MAX)):
         for size, shift in ((600_001, None), (600_001, 0), (1_100_000, 7)):
-            for comm, in_group, members in place.ways():
+            for group, members in place.ways():
                 place.step()
                 want = reduce_by_hand([make(each, size, dtype) for each in members], op)
                 whole = np.zeros(size + (shift or 0), dtype)
                 src = whole[:size]
                 src[:] = make(place.rank, size, dtype)
                 dst = np.empty(size, dtype) if shift is None else whole[shift:] if shift else src
-                comm.allreduce(src, dst, op, in_group=in_group)
+                group.allreduce(src, dst, op)
                 wrong += differ(f"{dtype} {op.name} {size} {shift}", dst, want)
     return wrong
 
@@ -63,8 +63,8 @@ def in_rounds(place: Place) -> list[str]:
 def gather_rounds(place: Place) -> list[str]:
     """Allgather of parts that ride in several rounds, and of one that is too large for that."""
     wrong: list[str] = []
-    comm, mine, dtype = place.flat, place.rank, np.dtype(np.int32)
-    exchange = comm.world.exchange
+    world, mine, dtype = place.flat.world, place.rank, np.dtype(np.int32)
+    exchange = world.exchange
     asked: list[int] = []
     put = exchange.put
     exchange.put = lambda found, data: (asked.append(data.size), put(found, data))[1]
@@ -81,7 +81,7 @@ def gather_rounds(place: Place) -> list[str]:
             src[:] = data
             asked.clear()
             place.step()
-            comm.allgather(src, dst)
+            world.allgather(src, dst)
             wrong += differ(f"{name} {size}", dst, want)
             if len(asked) != count or sum(asked) not in (0, size):
                 wrong.append(f"{name} {size}: rode in pieces of {asked}")

@@ -24,7 +24,7 @@ def group_of(place: Place, way: str) -> ProcessGroup:
         return place.grouped.group
     if way == "team":
         place.step()
-        made = place.flat.make_teams([[3, 1], [0, 2]])
+        made = place.flat.teams.make([[3, 1], [0, 2]])
         assert made is not None
         return made
     comm: Any = place.flat
@@ -81,37 +81,37 @@ def tagged(place: Place, way: str, tags: list[Any]) -> dict[str, Any]:
         except MismatchError as error:
             said[name] = [[group.members.index(rank) for rank in error.ranks], str(error)]
     place.step()
-    place.flat.barrier()
+    place.flat.world.barrier()
     return said
 
 
 def tagged_transfers(place: Place) -> list[Any]:
     """Sends with the tag that the receiver has, with another one, and with none."""
-    comm, said = place.flat, []
+    world, said = place.flat.world, []
     for sent in ("weights", "biases", None):
         place.step()
         buffer = np.full(3, float(place.rank))
         try:
             if place.rank == 0:
-                comm.send(buffer, 1, tag=sent)
+                world.send(buffer, 1, tag=sent)
             elif place.rank == 1:
-                comm.recv(buffer, 0, tag="weights")
+                world.recv(buffer, 0, tag="weights")
             said.append(buffer.tolist())
         except MismatchError as error:
             said.append(str(error))
     place.step()
-    comm.barrier()
+    world.barrier()
     return said
 
 
 def root(place: Place, array: Any) -> None:
     """Enters a broadcast from a line of its own."""
-    place.flat.broadcast(array, array)
+    place.flat.world.broadcast(array, array)
 
 
 def peer(place: Place, array: Any) -> None:
     """Enters the same from another line."""
-    place.flat.broadcast(None, array)
+    place.flat.world.broadcast(None, array)
 
 
 def lines(place: Place, wrong: bool) -> Any:

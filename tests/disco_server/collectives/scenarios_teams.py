@@ -51,7 +51,7 @@ def split(whole: Array, counts: list[int]) -> list[Array]:
 
 def entered(place: Place, lines: Lines) -> ProcessGroup | None:
     place.step()
-    return place.flat.make_teams(lines)
+    return place.flat.teams.make(lines)
 
 
 def team_reductions(place: Place, lines: Lines, knows: Knows = known) -> list[str]:
@@ -204,7 +204,7 @@ def team_bytes(place: Place, lines: Lines) -> list[Any]:
     """What each operation adds to the counters of the team and of the rank, and should add."""
     team = entered(place, lines)
     if team is None:
-        return [place.flat.received_bytes]
+        return [place.flat.teams.received_bytes]
     size, rank, root = team.size, team.rank, team.size - 1
     counts = [2 + 3 * each for each in range(size)]
     own, total = counts[rank], sum(counts)
@@ -241,10 +241,12 @@ def team_bytes(place: Place, lines: Lines) -> list[Any]:
         acts["recv"] = lambda: team.recv(part[:2], 0), 8
     seen: list[Any] = []
     for name, (act, want) in acts.items():
-        before, of_all = team.received_bytes, place.flat.received_bytes
+        before, of_all = team.received_bytes, place.flat.teams.received_bytes
         with contextlib.suppress(MismatchError):
             act()
-        seen.append([name, team.received_bytes - before, place.flat.received_bytes - of_all, want])
+        seen.append(
+            [name, team.received_bytes - before, place.flat.teams.received_bytes - of_all, want]
+        )
     return seen
 
 
@@ -270,16 +272,16 @@ def made_again(place: Place) -> list[Any]:
 
 def odd_lines(place: Place) -> list[Any]:
     """Wrong lines are refused by each rank alone; then different ones by all."""
-    comm, said = place.flat, []
+    groups, said = place.flat, []
     for lines in ([[0, 1], [1, 2]], [[0, 4]], [[0], []], [[0, -1]], [["a"]], 3):
         place.step()
         try:
-            comm.make_teams(lines)
+            groups.teams.make(lines)
         except ConfigError as error:
             said.append(str(error))
     place.step()
     try:
-        comm.make_teams([[0, 3]] if place.rank == 2 else [[0, 3], [1, 2]])
+        groups.teams.make([[0, 3]] if place.rank == 2 else [[0, 3], [1, 2]])
     except MismatchError as error:
         said += [list(error.ranks), str(error)]
     team = entered(place, [[0, 3], [1, 2]])
@@ -291,20 +293,20 @@ def odd_lines(place: Place) -> list[Any]:
 
 def failing_maker(place: Place, failing: int) -> list[Any]:
     """One rank fails before the teams are made: nobody has any, until they are made again."""
-    comm, outcome = place.flat, []
+    groups, outcome = place.flat, []
     place.step()
     lines = [[failing, (failing + 3) % 4, (failing + 1) % 4], [(failing + 2) % 4]]
     if place.rank == failing:
-        comm.cannot_enter(place.seq)
+        groups.cannot_enter(place.seq)
     else:
         try:
-            comm.make_teams(lines)
+            groups.teams.make(lines)
         except AbortedError as error:
             outcome = [list(error.ranks), error.op]
-            comm.cannot_enter(place.seq)
-    before = len(comm._agreement.preflight.channels)
+            groups.cannot_enter(place.seq)
+    before = len(groups._agreement.preflight.channels)
     team = entered(place, lines)
-    channels = len(comm._agreement.preflight.channels) - before
+    channels = len(groups._agreement.preflight.channels) - before
     total = np.array([place.rank])
     if team is not None:
         team.allreduce(total, total, ReduceOp.SUM)
@@ -313,8 +315,8 @@ def failing_maker(place: Place, failing: int) -> list[Any]:
 
 def broken_maker(place: Place, broken: int) -> list[Any]:
     """One rank cannot build its end: all learn why, none has a channel; later it works."""
-    comm, lines = place.flat, [[1, 3, broken], [2 - broken]]
-    real = comm._teams._open_line
+    groups, lines = place.flat, [[1, 3, broken], [2 - broken]]
+    real = groups.teams._open_line
 
     def open_line(*arguments: Any) -> Any:
         built = real(*arguments)
@@ -322,17 +324,17 @@ def broken_maker(place: Place, broken: int) -> list[Any]:
             raise MemoryError("no room")
         return built
 
-    comm._teams._open_line = open_line
-    before = len(comm._agreement.preflight.channels)
+    groups.teams._open_line = open_line
+    before = len(groups._agreement.preflight.channels)
     place.step()
     try:
-        comm.make_teams(lines)
+        groups.teams.make(lines)
         said: list[Any] = ["no error"]
     except MismatchError as error:
         said = [list(error.ranks), str(error)]
     finally:
-        comm._teams._open_line = real
-    said.append(len(comm._agreement.preflight.channels) - before)
+        groups.teams._open_line = real
+    said.append(len(groups._agreement.preflight.channels) - before)
     team = entered(place, lines)
     assert team is not None
     total = np.array([place.rank])
@@ -360,7 +362,7 @@ def failing_member(place: Place, size: int) -> list[Any]:
     place.step()
     team.allgather(src, dst, counts)
     everyone = np.zeros(4)
-    place.flat.allgather(np.array([float(place.rank)]), everyone)
+    place.flat.world.allgather(np.array([float(place.rank)]), everyone)
     return [outcome, float(dst.sum()), everyone.tolist()]
 
 
@@ -455,14 +457,14 @@ def in_turns(place: Place) -> list[str]:
                 team.allreduce(mine, total, ReduceOp.SUM)
                 want = float(sum(team.members) + 2 * turn)
                 wrong += differ(f"{team} {turn}", total, np.full(size, want))
-            place.flat.allreduce(mine, total, ReduceOp.SUM)
+            place.flat.world.allreduce(mine, total, ReduceOp.SUM)
             wrong += differ(f"all {turn}", total, np.full(size, 6.0 + 4 * turn))
     return wrong
 
 
 def team_log(place: Place, seed: int, commands: int) -> list[str]:
     """A log drawn from a seed in which teams are made and used, and ranks fail."""
-    comm, chance = place.flat, random.Random(seed)
+    groups, chance = place.flat, random.Random(seed)
     wanted = [[[0, 1], [2, 3]], [[2, 0], [1, 3]], [[3, 1, 0]], [[seed % 4], [0, 1, 2, 3]]]
     wanted[3] = [wanted[3][1]]
     wanted.append([[(seed + 1) % 4, (seed + 3) % 4]])
@@ -476,7 +478,7 @@ def team_log(place: Place, seed: int, commands: int) -> list[str]:
         try:
             give_up(place.rank in fates and not late)
             if makes:
-                teams[which] = comm.make_teams(wanted[which])
+                teams[which] = groups.teams.make(wanted[which])
                 ran.append(f"{place.seq} made {which}")
             elif which not in teams:
                 give_up(True)
@@ -490,9 +492,9 @@ def team_log(place: Place, seed: int, commands: int) -> list[str]:
                     ran.append(f"{place.seq} team {team.members}")
             give_up(place.rank in fates)
         except CollectiveError:
-            comm.cannot_enter(place.seq)
+            groups.cannot_enter(place.seq)
         for _ in range(chance.randrange(3)):
-            comm.poll()
+            groups.poll()
     place.step()
-    comm.barrier()
+    groups.world.barrier()
     return ran

@@ -1,4 +1,4 @@
-"""What all communicators share."""
+"""What the process groups of all libraries share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_client.text import name_workers
-from disco_server.collectives.communicator import Communicator
 from disco_server.collectives.group import LoneBackend
+from disco_server.collectives.process_groups import ProcessGroups
 from disco_server.collectives.types import (
     AbortedError,
     CollectiveError,
@@ -16,8 +16,8 @@ from disco_server.collectives.types import (
 )
 
 
-class Placed(Communicator):
-    """A communicator that knows its place, and meets nobody."""
+class Placed(ProcessGroups):
+    """Those of a rank that knows its place, and meets nobody."""
 
     def __init__(self, worker_id, num_workers, num_groups):
         super().__init__(
@@ -50,10 +50,10 @@ def test_an_unknown_reduction_names_the_choices(name):
 def test_groups_are_consecutive_slices():
     """Worker 5 of 8 in 4 groups is rank 1 of group 2."""
     place = Placed(5, 8, 4)
-    assert (place.worker_id, place.num_workers, place.num_groups) == (5, 8, 4)
-    assert (place.group_id, place.group_rank, place.group_size) == (2, 1, 2)
-    assert place.members(in_group=True) == range(4, 6)
-    assert place.members(in_group=False) == range(8)
+    assert (place.world.rank, place.world.size) == (5, 8)
+    assert (place.group.rank, place.group.size) == (1, 2)
+    assert place.group.members == (4, 5)
+    assert place.world.members == tuple(range(8))
 
 
 @pytest.mark.parametrize("numbers", [(0, 4, 3), (0, 0, 1), (4, 4, 1), (-1, 4, 1), (0, 4, 0)])

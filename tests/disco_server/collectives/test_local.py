@@ -8,19 +8,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.types import ReduceOp, Tag, UnavailableError
 
 
 def test_a_worker_that_is_alone_needs_nobody():
     """With one worker every collective is a copy, and returns at once."""
-    comm = LocalCommunicator(0, LocalWorld(1))
+    groups = LocalGroups(0, LocalWorld(1))
     data, out = np.arange(100_000.0), np.empty(100_000)
-    comm.position = 1
-    comm.allreduce(data, out, ReduceOp.SUM)
+    groups.position = 1
+    groups.world.allreduce(data, out, ReduceOp.SUM)
     assert np.array_equal(out, data)
-    comm.barrier()
-    comm.close()
+    groups.world.barrier()
+    groups.close()
 
 
 @pytest.mark.parametrize("size", [3, 100_000])
@@ -30,10 +30,10 @@ def test_closing_a_world_ends_every_wait(size):
     inside = threading.Barrier(3)
 
     def wait(rank: int) -> None:
-        comm = LocalCommunicator(rank, world)
-        comm.position = 1
+        groups = LocalGroups(rank, world)
+        groups.position = 1
         inside.wait()
-        comm.allreduce(np.ones(size), np.ones(size), ReduceOp.SUM)
+        groups.world.allreduce(np.ones(size), np.ones(size), ReduceOp.SUM)
 
     with ThreadPoolExecutor(2) as threads:
         waits: list[Future[None]] = [threads.submit(wait, rank) for rank in range(2)]
@@ -43,7 +43,7 @@ def test_closing_a_world_ends_every_wait(size):
             with pytest.raises(UnavailableError, match="session ended"):
                 each.result(20)
     with pytest.raises(UnavailableError, match="session ended"):
-        LocalCommunicator(2, world).barrier()
+        LocalGroups(2, world).world.barrier()
 
 
 @pytest.mark.parametrize("nbytes", [2304, 64 << 10])
@@ -53,13 +53,13 @@ def test_a_small_collective_takes_one_barrier_or_two(nbytes):
     members = (0, 1)
 
     def run(rank: int) -> list[float]:
-        comm = LocalCommunicator(rank, world)
-        comm.position = 1
+        groups = LocalGroups(rank, world)
+        groups.position = 1
         data, both = np.full(nbytes // 8, rank + 1.0), np.empty(nbytes // 4)
         for _ in range(calls):
-            comm.allreduce(data, data, ReduceOp.MAX)
-            comm.allgather(data, both)
-            comm.broadcast(data, data)
+            groups.world.allreduce(data, data, ReduceOp.MAX)
+            groups.world.allgather(data, both)
+            groups.world.broadcast(data, data)
         return [*data[:2], *both[:2]]
 
     with ThreadPoolExecutor(2) as threads:

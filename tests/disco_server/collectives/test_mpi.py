@@ -28,21 +28,21 @@ def test_one_worker_needs_no_launcher():
     done = run_alone("""
 import numpy as np
 from disco_server.collectives.types import MismatchError, ReduceOp
-from disco_server.collectives.select import open_communicator
-with open_communicator("", worker_id=0, num_workers=1) as comm:
-    comm.position = 1
+from disco_server.collectives.select import open_groups
+with open_groups("", worker_id=0, num_workers=1) as groups:
+    groups.position = 1
     src, dst = np.arange(6.0), np.zeros(6)
-    comm.allreduce(src, dst, ReduceOp.AVG)
+    groups.world.allreduce(src, dst, ReduceOp.AVG)
     assert (src == dst).all()
-    for act in (comm.allgather, comm.broadcast, comm.scatter, comm.gather, comm.all_to_all):
+    for name in ("allgather", "broadcast", "scatter", "gather", "all_to_all"):
         dst[:] = 0
-        act(src, dst)
+        getattr(groups.world, name)(src, dst)
         assert (src == dst).all()
-    comm.barrier()
-    comm.cannot_enter(1)
-    assert not comm.poll()
+    groups.world.barrier()
+    groups.cannot_enter(1)
+    assert not groups.poll()
     try:
-        comm.allreduce(src, dst[:3], ReduceOp.SUM)
+        groups.world.allreduce(src, dst[:3], ReduceOp.SUM)
     except MismatchError as error:
         print(error.ranks, error)
 """)
@@ -54,9 +54,9 @@ def test_a_strange_world_is_refused():
     """A world that is not the session's is named with both sizes."""
     done = run_alone("""
 from disco_server.collectives.types import UnavailableError
-from disco_server.collectives.mpi import MpiCommunicator
+from disco_server.collectives.mpi import MpiGroups
 try:
-    MpiCommunicator.create(1, 2)
+    MpiGroups.create(1, 2)
 except UnavailableError as error:
     print(error)
 """)
@@ -79,11 +79,11 @@ def test_a_launchers_world_is_used(mpiexec):
 import os
 import numpy as np
 from disco_server.collectives.types import ReduceOp
-from disco_server.collectives.mpi import MpiCommunicator
-with MpiCommunicator.create(int(os.environ["PMI_RANK"]), 2) as comm:
-    comm.position = 1
+from disco_server.collectives.mpi import MpiGroups
+with MpiGroups.create(int(os.environ["PMI_RANK"]), 2) as groups:
+    groups.position = 1
     data = np.ones(3)
-    comm.allreduce(data, data, ReduceOp.SUM)
+    groups.world.allreduce(data, data, ReduceOp.SUM)
     print(data)
 """,
         mpiexec,
@@ -99,9 +99,9 @@ def test_a_launcher_s_ranks_that_hash_differently_are_told(mpiexec, seed, said):
     """It cannot be changed once they run; one of them says what to do."""
     program = """
 import os
-from disco_server.collectives.mpi import MpiCommunicator
-with MpiCommunicator.create(int(os.environ["PMI_RANK"]), 2) as comm:
-    comm.barrier()
+from disco_server.collectives.mpi import MpiGroups
+with MpiGroups.create(int(os.environ["PMI_RANK"]), 2) as groups:
+    groups.world.barrier()
 """
     done = run_alone(program, mpiexec, "-n", "2", PYTHONHASHSEED=seed)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def total(rank, value=1, *, host=False):
     """A sum over all ranks, of arrays on their GPUs or on the host."""
     array = np.full(9, value, np.float32)
     array = array if host else rank.arrays.from_host(array)
-    rank.flat.allreduce(array, array, SUM)
+    rank.flat.world.allreduce(array, array, SUM)
     return (array if host else rank.arrays.to_host(array)).tolist() == [4 * value] * 9
 
 
@@ -76,8 +76,8 @@ def test_groups_of_the_standin_begin_with_any_version(
     def act(rank):
         begin(rank)
         mine = rank.arrays.from_host(np.full(3, rank.rank))
-        out = rank.arrays.empty((rank.grouped.group_size, 3), mine.dtype)
-        rank.grouped.allgather(mine, out)
+        out = rank.arrays.empty((rank.grouped.group.size, 3), mine.dtype)
+        rank.grouped.group.allgather(mine, out)
         return rank.arrays.to_host(out)[:, 0].tolist()
 
     members = [[0, 1, 2, 3]] * 4 if groups == 1 else [[0, 1], [0, 1], [2, 3], [2, 3]]
@@ -119,7 +119,7 @@ def test_before_it_begins_arrays_of_the_standin_are_refused(device_ranks):
 
     def strided(rank):
         array = rank.arrays.from_host(np.ones((4, 4)))[:, ::2]
-        rank.flat.allgather(array, rank.arrays.empty((2, 8), array.dtype))
+        rank.flat.world.allgather(array, rank.arrays.empty((2, 8), array.dtype))
 
     for act in (total, strided):
         errors = ranks.each(act)
@@ -256,7 +256,7 @@ def test_a_host_array_among_arrays_of_the_standin_is_refused_everywhere(device_r
     def act(rank):
         array = np.ones(size, np.float32)
         array = array if rank.rank == 2 else rank.arrays.from_host(array)
-        rank.flat.allreduce(array, array, SUM)
+        rank.flat.world.allreduce(array, array, SUM)
 
     errors = ranks.each(act)
 
@@ -276,7 +276,7 @@ def test_source_and_destination_of_the_standin_are_in_one_place(device_ranks):
     def act(rank):
         one, two = np.ones(3), rank.arrays.from_host(np.ones(3))
         pair = (one, two) if rank.rank else (two, one)
-        rank.flat.allreduce(*pair, SUM)
+        rank.flat.world.allreduce(*pair, SUM)
 
     (said,) = {str(error) for error in ranks.each(act)}
 
@@ -312,7 +312,7 @@ def test_what_the_standin_cannot_reduce_is_refused_before_anybody_enters(
         chosen = np.dtype(dtype) if rank.rank in odd else np.dtype("float32")
         source = rank.arrays.from_host(np.ones(4, chosen))
         target = rank.arrays.empty((4 if kind == "allreduce" else 2,), chosen)
-        getattr(rank.flat, kind)(source, target, op)
+        getattr(rank.flat.world, kind)(source, target, op)
 
     for odd in ((0, 1), (1,)):
         errors = ranks.each(lambda rank, odd=odd: act(rank, odd))
@@ -325,7 +325,7 @@ def test_what_the_standin_cannot_reduce_is_refused_before_anybody_enters(
     def move(rank):
         source = rank.arrays.from_host(np.array([rank.rank, 1], dtype))
         target = rank.arrays.empty((4,), source.dtype)
-        rank.flat.allgather(source, target)
+        rank.flat.world.allgather(source, target)
         return rank.arrays.to_host(target).tolist()
 
     assert ranks.each(move) == [[0, 1, 1, 1]] * 2
@@ -390,7 +390,7 @@ def test_a_rank_of_the_standin_without_room_fails_before_the_others_begin(
         rank.flat.position = 1
         wide = rank.arrays.from_host(np.ones((10, 2), np.float32))
         try:
-            rank.flat.broadcast(wide[:, 0], wide[:, 1])
+            rank.flat.world.broadcast(wide[:, 0], wide[:, 1])
         except MemoryError:
             rank.flat.cannot_enter(1)
             raise
@@ -415,4 +415,4 @@ def test_transfers_of_the_standin_that_do_not_fit_are_refused(device_ranks):
     assert first[:2] == second[:2]
     assert "send_recv of float64[3] on a GPU" in first[0]
     assert "destination float64[4] on a GPU" in first[0]
-    assert "worker 9 is not another one" in first[3]
+    assert first[3] == "9 is not the rank of one of 4 members"

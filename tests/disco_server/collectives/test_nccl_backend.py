@@ -56,7 +56,7 @@ def test_sources_of_the_standin_may_overlap_their_destinations(device_ranks, shi
 
     def overlap(rank):
         place, wrong = rank.place(), []
-        comm, me = place.flat, rank.rank
+        world, me = place.flat.world, rank.rank
         whole = [np.arange(4 * size + shift, dtype=np.float32) + 100 * each for each in range(4)]
         first = [each[: 4 * size] for each in whole]
 
@@ -64,26 +64,26 @@ def test_sources_of_the_standin_may_overlap_their_destinations(device_ranks, shi
             wrong.extend(scenarios.differ(f"{name} {shift}", got, np.asarray(want, np.float32)))
 
         mine = whole[me].copy()
-        comm.allreduce(mine[: 4 * size], mine[shift:], SUM)
+        world.allreduce(mine[: 4 * size], mine[shift:], SUM)
         check("allreduce", mine[shift:], sum(first))
         mine = whole[me].copy()
-        comm.reduce_scatter(mine[: 4 * size], mine[shift : shift + size], SUM)
+        world.reduce_scatter(mine[: 4 * size], mine[shift : shift + size], SUM)
         check("reduce_scatter", mine[shift : shift + size], sum(first).reshape(4, -1)[me])
         mine = whole[me].copy()
-        comm.allgather(mine[:size], mine[shift:])
+        world.allgather(mine[:size], mine[shift:])
         check("allgather", mine[shift:], np.concatenate([each[:size] for each in whole]))
         mine = whole[me].copy()
-        comm.broadcast(mine[: 4 * size], mine[shift:])
+        world.broadcast(mine[: 4 * size], mine[shift:])
         check("broadcast", mine[shift:], first[0])
         mine = whole[me].copy()
-        comm.scatter(mine[: 4 * size], mine[shift : shift + size])
+        world.scatter(mine[: 4 * size], mine[shift : shift + size])
         check("scatter", mine[shift : shift + size], first[0].reshape(4, -1)[me])
         mine = whole[me].copy()
-        comm.gather(mine[:size], mine[shift:])
+        world.gather(mine[:size], mine[shift:])
         gathered = np.concatenate([each[:size] for each in whole])
         check("gather", mine[shift:], whole[me][shift:] if me else gathered)
         mine = whole[me].copy()
-        comm.all_to_all(mine[: 4 * size], mine[shift:])
+        world.all_to_all(mine[: 4 * size], mine[shift:])
         parts = [each.reshape(4, -1)[me] for each in first]
         check("all_to_all", mine[shift:], np.concatenate(parts))
         return wrong
@@ -96,13 +96,13 @@ def test_operations_of_the_standin_keep_their_order_among_functions(device_ranks
     ranks = device_ranks(4, groups=1)
 
     def chain(rank):
-        arrays, comm = rank.arrays, rank.flat
+        arrays, world = rank.arrays, rank.flat.world
         found = arrays.from_host(np.full(1000, rank.rank, np.float32))
         for _ in range(5):
-            comm.allreduce(found, found, ReduceOp.MAX)  # the highest of them
+            world.allreduce(found, found, ReduceOp.MAX)  # the highest of them
             found = found + 1
             every = arrays.empty((4, 1000), found.dtype)
-            comm.allgather(found, every)
+            world.allgather(found, every)
             found = every.sum(axis=0) / 4
         return arrays.to_host(found).tolist() == [8.0] * 1000
 
@@ -128,19 +128,19 @@ def test_the_standin_is_not_waited_for(device_ranks, standin, monkeypatch):
         monkeypatch.setattr(owner, name, note)
 
     def act(rank):
-        comm, one = rank.flat, rank.arrays.empty((6,), np.dtype(np.float32))
+        world, one = rank.flat.world, rank.arrays.empty((6,), np.dtype(np.float32))
         two = rank.arrays.empty((12,), one.dtype)
-        comm.allreduce(one, one, SUM)
-        comm.allgather(one, two)
-        comm.reduce_scatter(two, one, SUM)
-        comm.broadcast(one, one)
-        comm.scatter(two, one)
-        comm.gather(one, two)
-        comm.all_to_all(two, two)
-        (comm.recv if rank.rank else comm.send)(one, 1 - rank.rank)
-        comm.barrier()
+        world.allreduce(one, one, SUM)
+        world.allgather(one, two)
+        world.reduce_scatter(two, one, SUM)
+        world.broadcast(one, one)
+        world.scatter(two, one)
+        world.gather(one, two)
+        world.all_to_all(two, two)
+        (world.recv if rank.rank else world.send)(one, 1 - rank.rank)
+        world.barrier()
         seen = len(waits), rank.arrays.comm.done
-        comm.barrier()
+        world.barrier()
         rank.arrays.synchronize()
         return seen
 

@@ -54,7 +54,7 @@ def test_teams_that_were_there_before_the_standin(device_ranks):
 
     def add(rank, *, on_gpu):
         rank.flat.position += 1
-        team = rank.flat.make_teams([[0, 3], [1]])
+        team = rank.flat.teams.make([[0, 3], [1]])
         if team is None:
             return None
         total = np.full(3, rank.rank + 1.0)
@@ -85,7 +85,7 @@ def test_a_split_that_fails_loses_the_standin(device_ranks):
         if rank.rank:
             world = rank.watches[0]._comms[0]
             world.abort()
-        rank.flat.make_teams([[0, 1]])
+        rank.flat.teams.make([[0, 1]])
 
     errors = ranks.each(make)
     assert [type(each) for each in errors] == [CommunicatorLost] * 2
@@ -98,8 +98,8 @@ def test_teams_made_while_the_standin_works_wait_for_it(device_ranks):
 
     def act(rank):
         whole = rank.arrays.from_host(np.full(1000, rank.rank + 1.0))
-        rank.flat.allreduce(whole, whole, SUM)
-        team = rank.flat.make_teams([[0, 1]])
+        rank.flat.world.allreduce(whole, whole, SUM)
+        team = rank.flat.teams.make([[0, 1]])
         team.allreduce(whole, whole, SUM)
         return rank.arrays.to_host(whole)[[0, -1]].tolist()
 

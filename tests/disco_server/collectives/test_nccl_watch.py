@@ -17,7 +17,7 @@ SUM = ReduceOp.SUM
 def allreduce(rank, seq=1):
     rank.flat.position = seq
     array = rank.arrays.from_host(np.ones(10, np.float32))
-    rank.flat.allreduce(array, array, SUM)
+    rank.flat.world.allreduce(array, array, SUM)
     return array
 
 
@@ -222,7 +222,7 @@ def test_a_wait_of_the_standin_before_a_split_is_told_and_does_not_stop_the_watc
 
     def act(rank):
         allreduce(rank, 4)
-        rank.flat.make_teams([[0, 1]])
+        rank.flat.teams.make([[0, 1]])
 
     errors = ranks.each(act)
 

@@ -9,7 +9,7 @@ import pytest
 
 from disco_client.tracing.ring import FORMS, read_flight
 from disco_client.wire.codec import Action
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.types import MismatchError, ReduceOp
 from disco_server.observe.flight import FlightRecorder
 
@@ -18,22 +18,22 @@ from disco_server.observe.flight import FlightRecorder
 def pair():
     """Two ranks with recorders, in threads of their own."""
     world = LocalWorld(2)
-    comms = [LocalCommunicator(worker, world) for worker in range(2)]
-    flights = [FlightRecorder() for _ in comms]
-    for comm, flight in zip(comms, flights, strict=True):
-        comm.record(flight)
+    ends = [LocalGroups(worker, world) for worker in range(2)]
+    flights = [FlightRecorder() for _ in ends]
+    for own, flight in zip(ends, flights, strict=True):
+        own.record(flight)
 
     def both(seq, act):
         """Runs one command on both ranks; what each raised."""
         raised = [None, None]
 
         def run(worker):
-            comm, flight = comms[worker], flights[worker]
+            own, flight = ends[worker], flights[worker]
             flight.begin(seq)
             flight.kinds[seq] = flight.label_of(Action.CALL_PACKED, "test")
-            comm.position = seq
+            own.position = seq
             try:
-                act(comm)
+                act(own)
             except MismatchError as error:
                 raised[worker] = error
             flight.finish(seq)
@@ -62,7 +62,7 @@ def test_an_allreduce_is_one_record_however_it_travels(pair, shape):
     """With its number, its command, what it moves, and the times in order."""
     both, flights = pair
     for seq in (1, 2):
-        both(seq, lambda comm: comm.allreduce(np.ones(shape), np.empty(shape), ReduceOp.MAX))
+        both(seq, lambda own: own.world.allreduce(np.ones(shape), np.empty(shape), ReduceOp.MAX))
     for flight in flights:
         first, second = collectives(flight)
         assert (first.number, first.seq, second.number, second.seq) == (1, 1, 2, 2)
@@ -77,17 +77,17 @@ def test_every_operation_is_recorded_and_left(pair):
     both, flights = pair
     one, two = np.ones(2, "int32"), np.ones(4, "int32")
     acts = {
-        "allgather": lambda comm: comm.allgather(one, two.copy()),
-        "broadcast": lambda comm: comm.broadcast(one, one.copy()),
-        "scatter": lambda comm: comm.scatter(two, one.copy()),
-        "gather": lambda comm: comm.gather(one, two.copy()),
-        "reduce_scatter(sum)": lambda comm: comm.reduce_scatter(two, one.copy(), ReduceOp.SUM),
-        "all_to_all": lambda comm: comm.all_to_all(two, two.copy()),
-        "barrier": lambda comm: comm.barrier(),
-        "send_recv": lambda comm: (
-            comm.send(one, 1) if comm.worker_id == 0 else comm.recv(one.copy(), 0)
+        "allgather": lambda own: own.world.allgather(one, two.copy()),
+        "broadcast": lambda own: own.world.broadcast(one, one.copy()),
+        "scatter": lambda own: own.world.scatter(two, one.copy()),
+        "gather": lambda own: own.world.gather(one, two.copy()),
+        "reduce_scatter(sum)": lambda own: own.world.reduce_scatter(two, one.copy(), ReduceOp.SUM),
+        "all_to_all": lambda own: own.world.all_to_all(two, two.copy()),
+        "barrier": lambda own: own.world.barrier(),
+        "send_recv": lambda own: (
+            own.world.send(one, 1) if own.world.rank == 0 else own.world.recv(one.copy(), 0)
         ),
-        "make_teams": lambda comm: comm.make_teams([(0, 1)]),
+        "make_teams": lambda own: own.teams.make([(0, 1)]),
     }
     for seq, act in enumerate(acts.values(), 1):
         assert both(seq, act) == [None, None]
@@ -103,9 +103,9 @@ def test_what_is_refused_was_entered_and_left(pair):
     """The rank goes on, with an error."""
     both, flights = pair
 
-    def different(comm):
-        size = 3 + comm.worker_id
-        comm.allreduce(np.ones(size), np.ones(size), ReduceOp.SUM)
+    def different(own):
+        size = 3 + own.world.rank
+        own.world.allreduce(np.ones(size), np.ones(size), ReduceOp.SUM)
 
     assert all(isinstance(error, MismatchError) for error in both(1, different))
     for flight in flights:
@@ -119,10 +119,10 @@ def test_more_shapes_than_are_remembered_are_recorded_all_the_same(pair):
     both, flights = pair
     sizes = range(1, FORMS + 40)
 
-    def grow(comm):
+    def grow(own):
         for size in sizes:
-            comm.allgather(np.ones(size, "int8"), np.empty(2 * size, "int8"))
-        comm.allgather(np.ones(1, "int8"), np.empty(2, "int8"))
+            own.world.allgather(np.ones(size, "int8"), np.empty(2 * size, "int8"))
+        own.world.allgather(np.ones(1, "int8"), np.empty(2, "int8"))
 
     assert both(1, grow) == [None, None]
     for flight in flights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.types import MismatchError, ReduceOp
 
 MESH_AXES = {"axis 0": [[0, 2], [1, 3]], "axis 1": [[0, 1], [2, 3]]}
@@ -31,7 +31,7 @@ def test_moves_of_every_kind_of_dtype(any_ranks, lines):
 
 @every_line
 def test_shapes_do_not_matter(any_ranks, lines):
-    """Strided and overlapping arrays work as they do in a Communicator."""
+    """Strided and overlapping arrays work as they do among all workers."""
     assert any_ranks.run("team_shapes", lines=lines) == [[]] * 4
 
 
@@ -186,10 +186,10 @@ def test_random_failures_never_hang_anyone(any_ranks, seed):
 
 def test_a_session_of_one_worker_has_teams_of_itself():
     """Every operation is a copy, and wrong calls are refused as ever."""
-    comm = LocalCommunicator(0, LocalWorld(1))
-    comm.position = 1
-    assert comm.make_teams([]) is None
-    team = comm.make_teams([[0]])
+    groups = LocalGroups(0, LocalWorld(1))
+    groups.position = 1
+    assert groups.teams.make([]) is None
+    team = groups.teams.make([[0]])
     src, dst = np.arange(4.0), np.zeros(4)
     team.allreduce(src, dst, ReduceOp.AVG)
     assert (src == dst).all()
@@ -208,6 +208,6 @@ def test_a_session_of_one_worker_has_teams_of_itself():
     team.barrier()
     with pytest.raises(MismatchError, match="float64\\[4\\] should have 3 elements"):
         team.allgather(src, dst, [3])
-    assert team.received_bytes == comm.received_bytes == 0
+    assert team.received_bytes == groups.teams.received_bytes == 0
     assert repr(team) == "<ProcessGroup of workers 0, rank 0>"
-    comm.close()
+    groups.close()

@@ -122,10 +122,10 @@ def test_a_worker_without_memory_for_its_library_ends_the_session(threads, monke
     def fails_on_one(*args, worker_id, **options):
         if worker_id == 1:
             raise MemoryError
-        return open_communicator(*args, worker_id=worker_id, **options)
+        return open_groups(*args, worker_id=worker_id, **options)
 
-    open_communicator = embedded_threads.open_communicator
-    monkeypatch.setattr(embedded_threads, "open_communicator", fails_on_one)
+    open_groups = embedded_threads.open_groups
+    monkeypatch.setattr(embedded_threads, "open_groups", fails_on_one)
     session = threads(2)
     with pytest.raises(errors.SessionLost, match="worker 1 has no memory left to start local"):
         session.allreduce(session.broadcast(np.ones(2))).numpy()

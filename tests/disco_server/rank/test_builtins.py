@@ -23,7 +23,7 @@ ORIGINAL = """empty allreduce allgather broadcast_from_worker0 scatter_from_work
 
 
 def never(worker, ccl):
-    pytest.fail("no communicator was needed")
+    pytest.fail("no process group was needed")
 
 
 @pytest.fixture
@@ -31,9 +31,7 @@ def at():
     """Makes this thread the one of a worker."""
 
     def become(worker_id=0, num_workers=4, num_groups=2, allow=("numpy",)):
-        worker = Worker(
-            worker_id, num_workers, num_groups, open_communicator=never, allow_modules=allow
-        )
+        worker = Worker(worker_id, num_workers, num_groups, open_groups=never, allow_modules=allow)
         set_current_worker(worker)
         return worker
 

@@ -35,7 +35,7 @@ def at():
 
     def become(worker_id=0, allow=("*",)):
         set_current_worker(
-            Worker(worker_id, 2, 1, open_communicator=None, allow_read=allow, allow_save=allow)
+            Worker(worker_id, 2, 1, open_groups=None, allow_read=allow, allow_save=allow)
         )
 
     yield become

@@ -41,7 +41,7 @@ class Rank:
     def __init__(self):
         self.passed = []
         self.out = Replies()
-        self.worker = Worker(1, 2, 1, open_communicator=None, node="n", allow_modules=("numpy",))
+        self.worker = Worker(1, 2, 1, open_groups=None, node="n", allow_modules=("numpy",))
         self.worker.cannot_enter = self.passed.append
         self.executor = Executor(self.worker, self.out)
         self.seq = 0

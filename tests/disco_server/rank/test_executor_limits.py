@@ -32,7 +32,7 @@ def batch(**command):
 def test_a_register_beyond_the_limit_is_an_error_of_its_command(commands):
     """It names the setting, nothing grows, and the next command runs."""
     outlet = Replies()
-    executor = Executor(Worker(0, 1, 1, open_communicator=None, node="n"), outlet)
+    executor = Executor(Worker(0, 1, 1, open_groups=None, node="n"), outlet)
     executor.run_batch(1, commands.SerializeToString())
     failure = outlet.take()[0].failure
     assert (failure.seq, failure.kind) == (1, FailureKind.BAD_ARGUMENT)

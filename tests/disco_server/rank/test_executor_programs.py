@@ -26,7 +26,7 @@ class Rank:
     def __init__(self):
         self.sent, self.passed, self.live = [], [], None
         self.porter = ArrayPorter()
-        worker = Worker(1, 2, 1, open_communicator=None, node="n")
+        worker = Worker(1, 2, 1, open_groups=None, node="n")
         worker.cannot_enter = self.passed.append
         self.executor = Executor(worker, self)
         for register, name in ((1, "t.echo"), (2, "t.fail")):

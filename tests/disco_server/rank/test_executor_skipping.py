@@ -20,7 +20,7 @@ from fakes import Replies
 def test_numbers_of_commands_that_are_left_out_are_skipped():
     """Commands keep the numbers that they had; those that come twice run once."""
     out = Replies()
-    executor = Executor(Worker(0, 1, 1, open_communicator=None), out)
+    executor = Executor(Worker(0, 1, 1, open_groups=None), out)
     sync = EncodedCommand(action=Action.SYNC_WORKER)
     batch = EncodedBatch(commands=[sync, sync], skipped=40)
     for _ in range(2):
@@ -36,7 +36,7 @@ def test_numbers_of_commands_that_are_left_out_are_skipped():
 def test_what_other_workers_held_fails_each_command_that_reads_it():
     """As a failure of its own, which poisons its result; a register that is released is free."""
     out = Replies()
-    worker = Worker(0, 1, 1, open_communicator=None)
+    worker = Worker(0, 1, 1, open_groups=None)
     executor = Executor(worker, out)
     set_current_worker(worker)
     try:

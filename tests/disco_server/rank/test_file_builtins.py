@@ -19,7 +19,7 @@ def at():
     """Makes this thread the one of a worker."""
 
     def become(worker_id=0, allow=("*",)):
-        worker = Worker(worker_id, 2, 1, open_communicator=None, allow_read=allow)
+        worker = Worker(worker_id, 2, 1, open_groups=None, allow_read=allow)
         set_current_worker(worker)
 
     yield become

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from disco_client import ConfigError, cuda
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.modules.base import FileRefused, LoadedModule, LoadNotAllowed, LoadRules
 from disco_server.rank.builtins import core, files
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
@@ -25,9 +25,7 @@ def at():
     """Makes this thread the one of a worker."""
 
     def become(worker_id=0, rules=ANYTHING):
-        worker = Worker(
-            worker_id, 4, 1, open_communicator=None, allow_modules=("numpy",), loading=rules
-        )
+        worker = Worker(worker_id, 4, 1, open_groups=None, allow_modules=("numpy",), loading=rules)
         set_current_worker(worker)
         return worker
 
@@ -245,11 +243,9 @@ def test_ranks_that_are_threads_meet_in_their_own_collectives(tvm_modules, ranks
 
     def run(rank):
         def communicator(worker, ccl):
-            return LocalCommunicator(rank, world)
+            return LocalGroups(rank, world)
 
-        set_current_worker(
-            Worker(rank, ranks, groups, open_communicator=communicator, loading=ANYTHING)
-        )
+        set_current_worker(Worker(rank, ranks, groups, open_groups=communicator, loading=ANYTHING))
         module = call("runtime.disco.load_vm_module", path, None)
         mine = np.full((2, 6), rank + 1, "float32")
         got = []

@@ -234,7 +234,7 @@ def test_a_file_that_worker_0_lacks_ends_the_load_for_all(session, tmp_path):
 
 def test_alone_a_worker_needs_no_peers(tmp_path):
     """One worker has the only part of every parameter."""
-    worker = Worker(0, 1, 1, open_communicator=lambda *_: pytest.fail("none"), allow_read=("*",))
+    worker = Worker(0, 1, 1, open_groups=lambda *_: pytest.fail("none"), allow_read=("*",))
     set_current_worker(worker)
     try:
         path, text = write_cache(tmp_path, {"param_0": X0})

@@ -26,13 +26,13 @@ class Strange:
 
 @pytest.fixture
 def worker():
-    return Worker(1, 2, 1, open_communicator=None, node="n")
+    return Worker(1, 2, 1, open_groups=None, node="n")
 
 
 @pytest.fixture
 def other():
     """The worker that takes its place."""
-    return Worker(1, 2, 1, open_communicator=None, node="m")
+    return Worker(1, 2, 1, open_groups=None, node="m")
 
 
 def moved(worker, other, values, made=(), names=()):

@@ -22,9 +22,7 @@ def at():
     """Makes this thread the one of a worker."""
 
     def become(worker_id=0, num_workers=4, num_groups=2, allow=("*",)):
-        worker = Worker(
-            worker_id, num_workers, num_groups, open_communicator=None, allow_read=allow
-        )
+        worker = Worker(worker_id, num_workers, num_groups, open_groups=None, allow_read=allow)
         set_current_worker(worker)
 
     yield become

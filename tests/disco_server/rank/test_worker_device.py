@@ -10,7 +10,7 @@ import pytest
 
 from disco_client.errors import ConfigError
 from disco_client.wire.values import Device
-from disco_server.collectives.local import LocalCommunicator, LocalWorld
+from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.types import CommunicatorLost, ReduceOp, UnavailableError
 from disco_server.devices.base import DeviceUnavailable
@@ -27,7 +27,7 @@ class Workers:
         self.places = places
         self.world = LocalWorld(len(places))
         self.comms = [
-            LocalCommunicator(rank, self.world, Loss(rank, place.lost))
+            LocalGroups(rank, self.world, Loss(rank, place.lost))
             for rank, place in enumerate(places)
         ]
         self._threads = [ThreadPoolExecutor(1) for _ in places]
@@ -69,10 +69,10 @@ def workers(standin):
         each.close()
 
 
-def allreduce(place, comm):
+def allreduce(place, groups):
     array = place.arrays.from_host(np.ones(5))
-    comm.position += 1
-    comm.allreduce(array, array, ReduceOp.SUM)
+    groups.position += 1
+    groups.world.allreduce(array, array, ReduceOp.SUM)
     return array
 
 
@@ -147,7 +147,7 @@ def test_a_gpu_that_the_standin_lacks_moves_nobody(standin):
 def test_settling_waits_for_the_standin(workers):
     """Both streams of every worker are idle afterwards."""
     some = workers(2)
-    assert some.each(lambda place, comm: place.start(comm, "nccl")) == [None, None]
+    assert some.each(lambda place, groups: place.start(groups, "nccl")) == [None, None]
     some.each(allreduce)  # whose work waits, unless the watch has asked for it by now
     some.each(lambda place, _: place.settle())
     assert some.each(lambda place, _: place.arrays.comm.done) == [True, True]
@@ -158,7 +158,7 @@ def test_a_library_of_the_standin_that_nobody_can_start(workers):
     ended = []
     some = workers(2, end_process=lambda: ended.append(1), end_session=ended.append)
     some.places[1].arrays = WorkerDevice(CPU).arrays
-    errors = some.each(lambda place, comm: place.start(comm, "nccl"))
+    errors = some.each(lambda place, groups: place.start(groups, "nccl"))
 
     assert [type(error) for error in errors] == [UnavailableError] * 2
     assert str(errors[0]) == str(errors[1])
@@ -169,7 +169,7 @@ def test_limits_that_are_none_start_nothing_on_the_standin(workers, monkeypatch)
     """A person sees which variable is wrong."""
     monkeypatch.setenv("DISCO_NCCL_TIMEOUT_S", "soon")
     some = workers(1)
-    (error,) = some.each(lambda place, comm: place.start(comm, "nccl"))
+    (error,) = some.each(lambda place, groups: place.start(groups, "nccl"))
 
     assert isinstance(error, ConfigError)
     assert "DISCO_NCCL_TIMEOUT_S" in str(error)
@@ -185,7 +185,7 @@ def test_a_library_of_the_standin_that_fails_while_it_starts(workers, monkeypatc
         "threads": {"end_session": ended.append},
     }
     some = workers(2, **hooks[kind])
-    errors = some.each(lambda place, comm: place.start(comm, "nccl"))
+    errors = some.each(lambda place, groups: place.start(groups, "nccl"))
 
     assert [type(error) for error in errors] == [CommunicatorLost] * 2
     said = [str(error) for error in errors]
@@ -199,7 +199,7 @@ def test_a_loss_at_work_ends_the_process_on_the_standin(workers, monkeypatch, ca
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "async:0:1")
     ended = threading.Event()
     some = workers(1, end_process=ended.set)
-    some.each(lambda place, comm: place.start(comm, "nccl"))
+    some.each(lambda place, groups: place.start(groups, "nccl"))
     some.each(allreduce)
 
     assert ended.wait(10)
@@ -211,7 +211,7 @@ def test_a_loss_at_work_ends_the_waits_of_threads_on_the_standin(workers, monkey
     """The communicator is aborted, and whoever waits for the device hears why."""
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "async:0:1")
     some = workers(2)
-    some.each(lambda place, comm: place.start(comm, "nccl"))
+    some.each(lambda place, groups: place.start(groups, "nccl"))
     some.each(allreduce)
     errors = some.each(lambda place, _: place.settle())
 

@@ -73,7 +73,7 @@ def decode_one_value(data):
 
 def run_batch(data):
     """Runs a batch as a rank does that allows nothing."""
-    worker = Worker(0, 1, 1, open_communicator=no_communicator, node="n", max_registers=4096)
+    worker = Worker(0, 1, 1, open_groups=no_communicator, node="n", max_registers=4096)
     set_current_worker(worker)
     cores = os.sched_getaffinity(0)
     try:
