@@ -389,17 +389,34 @@ def received_bytes() -> int:
 # Point to point -------------------------------------------------------------------------
 
 
+def _all_with(other: int) -> ProcessGroup:
+    """All workers, of which a number must name one."""
+    worker = current_worker()
+    if other not in range(worker.num_workers):
+        msg = f"expected one of {worker.num_workers} workers, got worker {other!r}"
+        raise ArgumentRefused(msg)
+    return worker.world
+
+
 @register_func("runtime.disco.send_to_worker")
 def send_to_worker(buffer: Array, receiver: int, *, tag: Any = None) -> None:
-    """Sends an array to one worker, by its global id."""
-    current_worker().world.send(buffer, receiver, tag=tag)
+    """Sends an array to one worker, by its global id.
+
+    Raises:
+        ArgumentRefused: There is no such worker.
+    """
+    _all_with(receiver).send(buffer, receiver, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_worker")
 @writes_into(0)
 def recv_from_worker(buffer: Array, sender: int, *, tag: Any = None) -> None:
-    """Receives an array from one worker, by its global id."""
-    current_worker().world.recv(buffer, sender, tag=tag)
+    """Receives an array from one worker, by its global id.
+
+    Raises:
+        ArgumentRefused: There is no such worker.
+    """
+    _all_with(sender).recv(buffer, sender, tag=tag)
 
 
 @register_func("runtime.disco.recv_from_worker0")
