@@ -32,7 +32,7 @@ from disco_client.errors import (
     WorkersReplaced,
     WouldBlock,
 )
-from disco_client.forks import disown_in_children, leak, not_here
+from disco_client.forks import leak, leave_in_children, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
 from disco_client.locks import make_lock
 from disco_client.notebook import WorkTable
@@ -628,7 +628,7 @@ class SessionCore:
         core._finalizer = weakref.finalize(
             core, _close, log, transport, name, span, (core.background, core.callbacks)
         )
-        disown_in_children(core)
+        leave_in_children(core, SessionCore.disown)
         return core
 
     # What it is ----------------------------------------------------------------
@@ -1292,7 +1292,6 @@ class SessionCore:
         self.log.disown(why, lock)
         self.inbox.disown(why, lock)
         self.recorders = {}
-        transport.disown()
 
     def raise_unseen(self, *, synced: bool = False) -> None:
         """Raises what no call has raised yet; ``synced``: all commands have been executed."""

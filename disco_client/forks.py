@@ -3,7 +3,8 @@
 A forked child has a copy of every session object, but neither its threads nor a right
 to its workers: what it sent would mix with what its parent sends, and its exit would end
 the parent's workers. So right after the fork each session releases everything that is the
-parent's, and refuses everything from then on.
+parent's, and refuses everything from then on. Whatever holds a descriptor, a mapping or a lock
+that is the parent's says here how a child lets go of it (:func:`leave_in_children`).
 
 gRPC is of no use in such a child, old channels and new ones: its threads are missing, its
 locks may be taken, and its poller shares the parent's set of descriptors. New channels were
@@ -21,20 +22,19 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from disco_client.errors import ConfigError, SessionClosed
 from disco_client.locks import make_lock
 
 __all__ = [
-    "Disowned",
     "ForkLock",
     "check_grpc",
-    "disown_in_children",
     "keep_in_children",
     "leak",
+    "leave_in_children",
     "not_here",
 ]
 
@@ -42,22 +42,11 @@ if "grpc" not in sys.modules:  # which reads it once, when it is imported
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 _Kept = TypeVar("_Kept")
+_Owned = TypeVar("_Owned")
 _SPAWN = (
     "start such processes by multiprocessing's 'spawn' or 'forkserver' instead of a fork, and open"
     " a session of their own there"
 )
-
-
-class Disowned(Protocol):
-    """What a forked child must not use."""
-
-    def disown(self) -> None:
-        """Releases everything that is the parent's.
-
-        Called in the child, right after the fork: any lock may be held by a thread that does
-        not live here.
-        """
-        ...
 
 
 @dataclass
@@ -69,13 +58,24 @@ class _Grpc:
 
 
 _grpc = _Grpc()
-_owned: weakref.WeakSet[Disowned] = weakref.WeakSet()
+_owned: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
 _kept: weakref.WeakSet[object] = weakref.WeakSet()
 
 
-def disown_in_children(owned: Disowned) -> None:
-    """Makes every process that is forked from this one disown an object."""
-    _owned.add(owned)
+def leave_in_children(owned: _Owned, leave: Callable[[_Owned], object]) -> _Owned:
+    """Lets every process that is forked from this one leave an object to this one.
+
+    Args:
+        owned: What a child must not use; as long as something else holds it.
+        leave: Called with it in the child, right after the fork, in any order: it closes the
+            child's copies of descriptors, and makes locks anew. It takes none, which a thread
+            that does not live there may hold, and tells nobody.
+
+    Returns:
+        The object.
+    """
+    _owned[owned] = leave
+    return owned
 
 
 def keep_in_children(thing: _Kept) -> _Kept:
@@ -113,8 +113,8 @@ class ForkLock:
     """A lock of a module; free in a child, even if a thread held it at the fork."""
 
     def __init__(self) -> None:
-        self._lock = make_lock()
-        disown_in_children(self)
+        self._renew()
+        leave_in_children(self, ForkLock._renew)
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
@@ -122,12 +122,11 @@ class ForkLock:
         with self._lock:
             yield
 
-    def disown(self) -> None:
-        """Replaces it."""
+    def _renew(self) -> None:
         self._lock = make_lock()
 
 
-def _disown_all() -> None:
+def _leave_all() -> None:
     _grpc.before = _grpc.before or _grpc.here
     if _grpc.before:
         # What is garbage already may hold channels and servers, too, which wait at their end
@@ -136,14 +135,14 @@ def _disown_all() -> None:
     for thing in list(_kept):
         leak(thing)
     errors: list[Exception] = []
-    for owned in list(_owned):
+    for owned, leave in list(_owned.items()):
         try:
-            owned.disown()
-        except Exception as error:  # noqa: BLE001  (the others are to be disowned all the same)
+            leave(owned)
+        except Exception as error:  # noqa: BLE001  (the others are to be left all the same)
             errors.append(error)
     if errors:
-        raise ExceptionGroup("what a forked child could not disown", errors)
+        raise ExceptionGroup("what a forked child could not leave to its parent", errors)
 
 
 if hasattr(os, "register_at_fork"):  # where processes can be forked
-    os.register_at_fork(after_in_child=_disown_all)
+    os.register_at_fork(after_in_child=_leave_all)

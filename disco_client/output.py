@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeGuard
 
-from disco_client.forks import disown_in_children
+from disco_client.forks import leave_in_children
 from disco_client.locks import make_lock
 from disco_client.text import dropped, for_terminal, harmless, is_terminal
 from disco_client.threads import start_thread, starts_none
@@ -94,11 +94,11 @@ class BackgroundWriter:
         self, name: str, tell: Callable[[Any, int], object], prompt_s: float = _PROMPT_S
     ) -> None:
         self._name, self._tell, self._prompt_s = name, tell, prompt_s
-        self.disown()
-        disown_in_children(self)
+        self._begin()
+        leave_in_children(self, BackgroundWriter._begin)
 
-    def disown(self) -> None:
-        """Begins anew in a forked child, where the thread is missing and locks may be held."""
+    def _begin(self) -> None:
+        """Has no texts and no thread; also in a forked child, where locks may be held."""
         self._texts: queue.SimpleQueue[_WaitingText] = queue.SimpleQueue()
         self._running = threading.Lock()
         self._lock = make_lock("output")

@@ -301,12 +301,6 @@ class ArrayClient:
         for endpoint in (*endpoints, self._relay):
             endpoint.close()
 
-    def disown(self) -> None:
-        """Closes a forked child's copies of what endpoints have open; takes no lock."""
-        for endpoint in tuple(self._direct.values()):
-            if isinstance(endpoint, MemoryEndpoint):
-                endpoint.disown()
-
 
 def _only_by_frames(why: str) -> str:
     return (

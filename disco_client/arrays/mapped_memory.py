@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from disco_client.arrays.shared_memory import ARRAY_NAME, map_shared, read_shared, write_shared
+from disco_client.forks import leave_in_children
 from disco_client.locks import make_lock
 
 __all__ = ["MappedMemory"]
@@ -48,6 +49,7 @@ class MappedMemory:
         self._lock = make_lock()
         self._kept: OrderedDict[str, np.ndarray[Any, Any]] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
+        leave_in_children(self, MappedMemory._forget)
 
     def write(self, fd: int, data: memoryview, offset: int = 0) -> None:
         """Writes into shared memory; see `write_shared`."""
@@ -73,11 +75,6 @@ class MappedMemory:
         """Lets go of all mappings that no copy needs any more."""
         with self._lock:
             self._forget()
-
-    def disown(self) -> None:
-        """The same in a forked child, even if a thread of the parent held the lock."""
-        self._lock = make_lock()
-        self._forget()
 
     def _forget(self) -> None:
         self._kept.clear()

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from disco_client.arrays.mapped_memory import MappedMemory
 from disco_client.arrays.memory_messages import READ_BYTES, pack, unpack
 from disco_client.descriptors import WITH_DESCRIPTORS, Descriptor, receive_with_descriptors
+from disco_client.forks import leave_in_children
 from disco_client.locks import make_lock
 from disco_client.pb import controller_pb2, memory_pb2
 from disco_client.reentry import is_of_system
@@ -100,15 +101,6 @@ class MemoryEndpoint:
                     sock.shutdown(socket.SHUT_RDWR)
         self._memory.close()
 
-    def disown(self) -> None:
-        """Closes a forked child's copies of sockets, and unmaps what it shares; takes no lock.
-
-        Shutting a socket down would shut the parent's.
-        """
-        for sock in tuple(self._sockets):
-            sock.close()
-        self._memory.disown()
-
     @contextlib.contextmanager
     def _connection(self) -> Generator[socket.socket]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -116,7 +108,7 @@ class MemoryEndpoint:
                 if self._closed:
                     msg = "the session is over"
                     raise EndpointLost(msg)
-                self._sockets.add(sock)
+                self._sockets.add(leave_in_children(sock, socket.socket.close))
             try:
                 self._connect(sock)
                 yield sock

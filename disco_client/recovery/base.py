@@ -548,10 +548,6 @@ class Recovering(ABC):
                 thread.join(timeout)
         self._transport.close(timeout)
 
-    def disown(self) -> None:
-        """Closes a forked child's copies of descriptors to the present workers."""
-        self._transport.disown()
-
 
 def because(error: SessionLost, why: str) -> SessionLost:
     """The error with a sentence that says why the session could not continue."""

@@ -416,13 +416,6 @@ class Transport(Protocol):
         """Waits until pending messages are sent, then ends; idempotent."""
         ...
 
-    def disown(self) -> None:
-        """Closes a forked child's copies of descriptors; nothing of it is used there again.
-
-        Sends nothing, and takes no lock that a thread of the parent may hold.
-        """
-        ...
-
 
 class ForeignTransport:
     """The transport of a session in a forked child: refuses each use.
@@ -438,9 +431,6 @@ class ForeignTransport:
     def __init__(self, welcome: Welcome, why: SessionError) -> None:
         self.welcome = welcome
         self._why = why
-
-    def disown(self) -> None:
-        """Does nothing: a child of the child has nothing either."""
 
     def __getattr__(self, name: str) -> NoReturn:
         # The same error is raised each time, with the traceback of this time.

@@ -23,7 +23,7 @@ import grpc
 
 from disco_client.clock import monotonic
 from disco_client.errors import AccessDenied, ConfigError
-from disco_client.forks import ForkLock
+from disco_client.forks import ForkLock, leave_in_children
 from disco_client.locks import make_lock
 from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
@@ -187,10 +187,6 @@ class OpenStream(Protocol):
         """
         ...
 
-    def disown(self) -> None:
-        """Closes a forked child's copies of descriptors; takes no lock."""
-        ...
-
 
 def open_stream(
     line: ReloadingChannel,
@@ -285,9 +281,6 @@ class GrpcStream:
         for thread in others:
             thread.join(max(0.0, deadline - monotonic()))
         return not any(thread.is_alive() for thread in others)
-
-    def disown(self) -> None:
-        """Does nothing: gRPC's sockets are its own."""
 
 
 # By frames -----------------------------------------------------------------------------
@@ -454,10 +447,6 @@ class FramedStream:
         self._link.sock.close()
         return True
 
-    def disown(self) -> None:
-        """Closes the socket's copy."""
-        self._link.sock.close()
-
 
 class _Link:
     """A connection without encryption; one thread at a time sends, and one receives.
@@ -475,7 +464,7 @@ class _Link:
     has_more = False
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+        self.sock = leave_in_children(sock, socket.socket.close)
         self.sending = make_lock("connection")
         self.owned: Callable[[], bool] = owned(self.sending)
         self.came: list[int] = []

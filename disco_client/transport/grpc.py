@@ -330,8 +330,3 @@ class GrpcTransport:
         self._arrays.close()
         self._line.close()
         self._stream.join(timeout)
-
-    def disown(self) -> None:
-        """Closes a forked child's copies of what is not gRPC's own."""
-        self._stream.disown()
-        self._arrays.disown()

@@ -473,12 +473,6 @@ class SessionStream:
         for stream in self._streams:
             stream.join(max(0.0, deadline - monotonic()))
 
-    def disown(self) -> None:
-        """Closes a forked child's copies of descriptors."""
-        for stream in self._streams:
-            stream.disown()
-        self._reader.disown()
-
 
 def _refusal(refused: node_pb2.Refused) -> errors.DiscoError:
     kind = errors.AccessDenied if refused.denied else errors.ConnectionFailed

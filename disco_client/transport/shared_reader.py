@@ -28,6 +28,7 @@ from collections.abc import Callable
 from disco_client.clock import LONGEST_S, monotonic
 from disco_client.descriptors import opening_descriptors
 from disco_client.errors import Reentered
+from disco_client.forks import leave_in_children
 from disco_client.locks import make_lock
 
 __all__ = ["READABLE", "SharedReader"]
@@ -113,6 +114,7 @@ class SharedReader:
         self.replies.register(self._again, 0)
         self.house.register(self.wake_fd, READABLE)
         self.house.register(self._replies_fd, READABLE)
+        leave_in_children(self, SharedReader._leave)
 
     # The keeper's side --------------------------------------------------------------------
 
@@ -337,8 +339,6 @@ class SharedReader:
         release()
         self._close()
 
-    def disown(self) -> None:
-        """Closes a forked child's copies; takes no lock."""
-        if not self._closed:
-            self._closed = True
-            self._close()
+    def _leave(self) -> None:
+        self._closed = True
+        self._close()

@@ -156,8 +156,3 @@ class StreamReader:
         """Ends waits of threads that read; no thread reads a stream any more."""
         if self._shared is not None:
             self._shared.close()
-
-    def disown(self) -> None:
-        """Closes a forked child's copies of descriptors."""
-        if self._shared is not None:
-            self._shared.disown()

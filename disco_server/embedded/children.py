@@ -15,6 +15,7 @@ from typing import Protocol
 
 from disco_client.clock import monotonic
 from disco_client.errors import SessionError, SessionLost
+from disco_client.forks import leave_in_children
 from disco_client.locks import make_lock
 from disco_client.output import logger_of
 from disco_client.reentry import Event
@@ -90,6 +91,7 @@ class Children(RankDriver[RankChild]):
         self._actions: dict[int, Callable[[], None]] = {self.frames.reader.wake_fd: self._woken}
         self._leaving = self._failed = self._closed = False
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
+        leave_in_children(self, Children._leave)
 
     # Starting -----------------------------------------------------------------------------
 
@@ -232,10 +234,9 @@ class Children(RankDriver[RankChild]):
             child.close()
             child.memory.close(keep=self._failed or self.followed)
 
-    def disown(self) -> None:
-        """Releases everything in a forked child, where the keeper does not run."""
+    def _leave(self) -> None:
+        """Lets go of the ranks in a forked child, where the keeper does not run."""
         if not self._closed:
             for child in self.ranks.values():
                 child.sender.renew_lock()
             self._close_children()
-            self.frames.reader.disown()

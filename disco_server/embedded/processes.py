@@ -461,8 +461,3 @@ class ProcessTransport(Bound):
         self._children.end(timeout)
         self.ended(SessionClosed(f"session {self._name!r} was shut down"))
         self._arrays.close()
-
-    def disown(self) -> None:
-        """Closes a forked child's copies of sockets, pipes and shared memory."""
-        self._children.disown()
-        self._arrays.disown()

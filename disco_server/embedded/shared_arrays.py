@@ -8,8 +8,10 @@ from collections.abc import Callable
 from functools import partial
 
 from disco_client.arrays.mapped_memory import MappedMemory
+from disco_client.arrays.shared_memory import SharedPool
 from disco_client.descriptors import Descriptor
 from disco_client.errors import SessionError
+from disco_client.forks import leave_in_children
 from disco_client.locks import make_lock
 from disco_client.pb import controller_pb2
 from disco_client.wire.arrays import in_pieces
@@ -46,6 +48,7 @@ class SharedArrays(RankArrays):
         self._wait = wait
         self._lock = make_lock()
         self._mapped = MappedMemory()
+        leave_in_children(self._memory, SharedPool.close)
         self._under_way: dict[tuple[int, int], int] = {}
         self._waiters: list[threading.Lock] = []
         self._over = False
@@ -181,11 +184,6 @@ class SharedArrays(RankArrays):
         self._over = True
         self._wake_waiters()
         self._offers.break_off(_OVER)
-
-    def disown(self) -> None:
-        """Closes a forked child's copies of shared memory; takes no lock."""
-        self._memory.close()
-        self._mapped.disown()
 
     def close(self) -> None:
         """Frees all memory."""

@@ -834,6 +834,3 @@ class ThreadTransport(Bound):
         self._world.close()
         for rank in self._ranks:
             rank.end()
-
-    def disown(self) -> None:
-        """Does nothing: its workers had no descriptors, and exist in the parent only."""

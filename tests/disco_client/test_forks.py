@@ -27,21 +27,21 @@ with di.connect(sys.argv[1], num_workers=1, logs=False) as session:
 """
 FAILS = """
 import os
-from disco_client.forks import disown_in_children
+from disco_client.forks import leave_in_children
 
 class Owned:
     def __init__(self, fails):
-        self.fails, self.disowned = fails, False
-        disown_in_children(self)
-    def disown(self):
+        self.fails, self.left = fails, False
+        leave_in_children(self, Owned.leave)
+    def leave(self):
         if self.fails:
             raise ValueError("no")
-        self.disowned = True
+        self.left = True
 
 owned = [Owned(fails) for fails in (False, True) * 10]
 child = os.fork()
 if not child:
-    os._exit(sum(each.disowned for each in owned))
+    os._exit(sum(each.left for each in owned))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -65,4 +65,4 @@ def test_one_thing_that_cannot_be_left_does_not_keep_a_child_from_leaving_others
         [sys.executable, "-c", FAILS], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "10\n")
-    assert "what a forked child could not disown (10 sub-exceptions)" in done.stderr
+    assert "what a forked child could not leave to its parent (10 sub-exceptions)" in done.stderr
