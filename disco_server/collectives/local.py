@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from disco_server.collectives.group import LineParts
 from disco_server.collectives.local_exchange import LocalExchange
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.process_groups import ProcessGroups
+from disco_server.collectives.teams import LineParts
 from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
 from disco_server.collectives.types import Array, ReduceOp, Tag
 

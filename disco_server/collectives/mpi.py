@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from disco_server.collectives.collective_watch import say
-from disco_server.collectives.group import Backend, LineParts
+from disco_server.collectives.group import Backend
 from disco_server.collectives.loss import Guarded, Loss
 from disco_server.collectives.mpi_exchange import MpiExchange
 from disco_server.collectives.mpi_library import MpiLibrary, Pieces, load_mpi, version_text
 from disco_server.collectives.node_memory import NodeMemory
 from disco_server.collectives.numeric import narrow
 from disco_server.collectives.process_groups import ProcessGroups
+from disco_server.collectives.teams import LineParts
 from disco_server.collectives.types import Array, ReduceOp, Tag, UnavailableError
 from disco_server.collectives.validation import Family
 

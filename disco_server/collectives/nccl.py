@@ -492,7 +492,7 @@ class _CommunicatorOpener:
         return self._wrap(made, rank, size)
 
     def open_device(self, lines: Lines, place: int | None, backend: Backend) -> NcclBackend | None:
-        """Makes the backend of a line of teams; see `group.OpenDevice`.
+        """Makes the backend of a line of teams; see `teams.OpenDevice`.
 
         Raises:
             CommunicatorLost: It failed; peers may still be in it.

@@ -15,15 +15,9 @@ from disco_client.errors import ConfigError
 from disco_client.text import many
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
-from disco_server.collectives.group import (
-    Backend,
-    LineParts,
-    LoneBackend,
-    OpenDevice,
-    ProcessGroup,
-    Teams,
-)
+from disco_server.collectives.group import Backend, LoneBackend, ProcessGroup
 from disco_server.collectives.loss import Loss
+from disco_server.collectives.teams import LineParts, OpenDevice, Teams
 from disco_server.collectives.types import Array, MismatchError, Tag
 from disco_server.devices.foreign import destination, native
 
@@ -257,7 +251,7 @@ class ProcessGroups(ABC):
 
     @abstractmethod
     def _open_line(self, lines: Lines, place: int | None) -> LineParts | None:
-        """Builds this rank's end of a team's line; see `group.OpenLine`."""
+        """Builds this rank's end of a team's line; see `teams.OpenLine`."""
 
     @abstractmethod
     def _release(self) -> None:

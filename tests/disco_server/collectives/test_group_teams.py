@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from disco_server.collectives.agreement import Agreement
-from disco_server.collectives.group import LineParts, LoneBackend, ProcessGroup, Teams
+from disco_server.collectives.group import LoneBackend, ProcessGroup
 from disco_server.collectives.preflight import HEADER_BYTES
+from disco_server.collectives.teams import LineParts, Teams
 
 
 class Rows:
