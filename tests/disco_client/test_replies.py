@@ -198,7 +198,7 @@ def test_losing_the_session_ends_every_wait(inbox):
     lost = errors.ControllerLost("gone")
     inbox.lose(lost)
     inbox.lose(errors.ControllerLost("gone again"))
-    waiting.join(5)
+    waiting.join(60)
     assert raised == [lost]
     assert inbox.ending.told
     assert inbox.wait(1, never).values[0].int == 5

@@ -190,7 +190,7 @@ def test_nothing_that_a_rank_started_outlives_its_session(shared_daemons, eventu
         eventually(lambda: not psutil.pid_exists(rank))
         eventually(lambda: not psutil.pid_exists(child))
         try:
-            psutil.Process(left).wait(3.0)
+            psutil.Process(left).wait(30.0)
         except psutil.TimeoutExpired:
             raise TimeoutError from None
         except psutil.NoSuchProcess:

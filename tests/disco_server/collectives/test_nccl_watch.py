@@ -261,7 +261,9 @@ def test_a_lost_communicator_of_the_standin_stays_lost(device_ranks, monkeypatch
         (ValueError("odd"), "ValueError: odd"),
     ],
 )
-def test_an_error_of_the_standin_without_a_name_is_told(device_ranks, monkeypatch, raised, words):
+def test_an_error_of_the_standin_without_a_name_is_told(
+    device_ranks, monkeypatch, eventually, raised, words
+):
     """Except for the number that only means: not yet."""
     monkeypatch.setenv("STANDIN_NCCL_FAIL", "hang:0:1")
     ranks = device_ranks(1, groups=1, start=False)
@@ -279,11 +281,7 @@ def test_an_error_of_the_standin_without_a_name_is_told(device_ranks, monkeypatc
 
     rank.watches[0]._comms.insert(0, Comm())
     ranks.each(allreduce)
-    done = threading.Event()
-    for _ in range(100):
-        if rank.failed or rank.slow:
-            break
-        done.wait(0.05)
+    eventually(lambda: rank.failed or rank.slow, what="what the watch says")
 
     assert [text.partition("NCCL 2.32.3: ")[2] for text in rank.failed] == (
         [words] if words else []
