@@ -66,7 +66,7 @@ def leave_in_children(owned: _Owned, leave: Callable[[_Owned], object]) -> _Owne
     """Lets every process that is forked from this one leave an object to this one.
 
     Args:
-        owned: What a child must not use; as long as something else holds it.
+        owned: What a child must not use; it is held weakly.
         leave: Called with it in the child, right after the fork, in any order: it closes the
             child's copies of descriptors, and makes locks anew. It takes none, which a thread
             that does not live there may hold, and tells nobody.

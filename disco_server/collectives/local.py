@@ -331,7 +331,7 @@ class LocalWorld:
 
 
 class LocalGroups(ProcessGroups):
-    """Those of a rank that is a thread; see `ProcessGroups`.
+    """The process groups of a rank that is a thread.
 
     Args:
         worker_id: This rank.

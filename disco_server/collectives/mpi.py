@@ -386,7 +386,7 @@ _FIRST_TEAM_TAG, _TAGS_A_TEAM = 32, 32
 
 
 class MpiGroups(ProcessGroups):
-    """Those of a rank of an MPI world; see `ProcessGroups`."""
+    """The process groups of a rank of an MPI world."""
 
     ccl = "mpi"
 

@@ -312,12 +312,12 @@ def start_nccl(
     """Starts the library on all ranks; every rank calls it in the same command.
 
     Args:
-        groups: The rank's, whose host arrays move already; their `ccl` is `name` from now on.
+        groups: The rank's process groups; their `ccl` is `name` from now on.
         arrays: This rank's device.
         name: "nccl" or "rccl".
         host: Identifies this rank's machine.
         hooks: What to do when something takes long.
-        ids: Shares unique ids; by default as an array of the host.
+        ids: Shares unique ids; by default by a collective of host arrays.
 
     Returns:
         The watch of this rank's operations.

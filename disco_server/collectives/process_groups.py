@@ -42,7 +42,7 @@ class ProcessGroups(ABC):
     Attributes:
         world: All workers.
         group: This rank's group; all workers where they are not divided.
-        teams: Those that this rank is in.
+        teams: The teams that this rank is in.
         ccl: The name by which a session chooses this library.
         loss: Whether a library of it has failed in use.
     """

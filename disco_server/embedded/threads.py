@@ -405,7 +405,7 @@ class RankThread(ArrayPorter):
         """Adds commands to execute, or what to do after those before.
 
         Args:
-            given: Commands; a lock to free; EnvelopeKind.OPEN_CCL, to open the communicator
+            given: Commands; a lock to free; EnvelopeKind.OPEN_CCL, to open the process groups
                 because a peer did; or None, which lets the rank leave.
         """
         self._inbox.append(given)

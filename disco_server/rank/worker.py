@@ -57,7 +57,7 @@ class WorkerDevice:
             lost; None where the process is not the worker's alone.
         end_session: Ends the session, for this reason, where such a library failed
             while it started, in which peers may stay for ever.
-        ids: Shares the unique ids of such a library; None for an array of the host.
+        ids: Shares the unique ids of such a library; None for a collective of host arrays.
 
     Attributes:
         arrays: What makes and copies its arrays.
@@ -313,12 +313,12 @@ class Worker:
 
     @property
     def group(self) -> ProcessGroup:
-        """The workers of its group, which are all where they are not divided; as `world`."""
+        """The workers of its group, or all where they are not divided; opened as `world` is."""
         return self._usable().group
 
     @property
     def comm(self) -> NoReturn:
-        """Was a communicator, whose collectives took ``in_group``.
+        """The former name of ``world`` and ``group``.
 
         Raises:
             AttributeError: Always; it says what to write.
