@@ -32,6 +32,7 @@ __all__ = [
     "ContentLost",
     "FunctionMissing",
     "ModuleNotAllowed",
+    "brief",
     "describe_end",
     "describe_failure",
     "opaque_of",
@@ -43,6 +44,7 @@ __all__ = [
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 16 * 1024
 _MAX_REPR = 200
+_BRIEF = 500
 _MAX_STACKS = 256
 
 
@@ -226,6 +228,11 @@ def opaque_of(value: object, error: EncodingError) -> Opaque:
 def sendable(text: str) -> str:
     """Escapes what UTF-8 cannot encode, as in the names of some files."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def brief(text: str) -> str:
+    """The beginning of an error's text, which fits into a message of every transport."""
+    return sendable(text[:_BRIEF])
 
 
 def _cut(text: str, limit: int) -> str:

@@ -15,7 +15,6 @@ ABOVE = {
     "Hub": 23,
     "MpiExchange": 18,
     "Node": 18,
-    "RankPort": 20,
     "RankReport": 19,
     "SessionStream": 22,
     "SessionTable": 26,

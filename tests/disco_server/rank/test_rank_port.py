@@ -114,10 +114,10 @@ def test_an_array_waits_for_the_command_that_names_it(pair):
     daemon.send(EnvelopeKind.BATCH, b"names 1, then 2")
     daemon.send_array(1, first.tobytes())
     assert port.next().payload == b"names 1, then 2"
-    got = port.collect(1, first.dtype, (2, 3))
+    got = port.porter.collect(1, first.dtype, (2, 3))
     np.testing.assert_array_equal(got, first.reshape(2, 3))
     got[0, 0] = 42  # it is the rank's own from now on
-    np.testing.assert_array_equal(port.collect(2, second.dtype, (4,)), second)
+    np.testing.assert_array_equal(port.porter.collect(2, second.dtype, (4,)), second)
 
 
 def test_an_array_goes_to_where_the_rank_wants_it(pair):
@@ -127,14 +127,14 @@ def test_an_array_goes_to_where_the_rank_wants_it(pair):
     for ticket in (1, 2):
         daemon.send_array(ticket, data.tobytes())
     table = np.zeros((4, 8), "int32")
-    port.collect_into(1, table[1:, ::2])
+    port.porter.collect_into(1, table[1:, ::2])
     np.testing.assert_array_equal(table[1:, ::2], data)
     assert not table[0].any()
     assert not table[:, 1::2].any()
     fixed = np.zeros((3, 4), "int32")
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        port.collect_into(2, fixed)
+        port.porter.collect_into(2, fixed)
     assert not fixed.any()
 
 
@@ -148,7 +148,7 @@ def test_commands_that_come_while_it_waits_are_kept(pair):
 
     sender = threading.Thread(target=later)
     sender.start()
-    assert port.collect(8, np.dtype("int64"), (1,))[0] == 0
+    assert port.porter.collect(8, np.dtype("int64"), (1,))[0] == 0
     sender.join()
     assert port.next().payload == b"behind"
 
@@ -158,7 +158,7 @@ def test_an_array_that_will_not_come_is_an_error(pair):
     port, daemon = pair
     daemon.send_array(3, b"", error="no room for it")
     with pytest.raises(OSError, match="no room for it"):
-        port.collect(3, np.dtype("uint8"), (1,))
+        port.porter.collect(3, np.dtype("uint8"), (1,))
 
 
 def test_an_array_of_another_size_is_refused(pair):
@@ -166,7 +166,7 @@ def test_an_array_of_another_size_is_refused(pair):
     port, daemon = pair
     daemon.send_array(4, bytes(12))
     with pytest.raises(ValueError, match=r"expected 16 bytes for float64\[2\], got 12"):
-        port.collect(4, np.dtype("float64"), (2,))
+        port.porter.collect(4, np.dtype("float64"), (2,))
 
 
 def test_an_offer_reaches_the_daemon_with_its_memory(pair):
@@ -174,7 +174,7 @@ def test_an_offer_reaches_the_daemon_with_its_memory(pair):
     port, daemon = pair
     port.become(77, 2)
     array = np.arange(1000.0)
-    tickets = [port.offer(array), port.offer(array[:0])]
+    tickets = [port.porter.offer(array), port.porter.offer(array[:0])]
     assert tickets[0] != tickets[1]
     port.reply(b"")
     found = []
@@ -212,7 +212,7 @@ def test_a_large_array_is_announced_and_filled_after_the_reply(descriptors, pair
     """The daemon hears of it before the reply, and of each piece of it afterwards."""
     port, daemon = pair
     array = bytes_of(size)
-    port.offer(array)
+    port.porter.offer(array)
     port.reply(b"")
     ends = [*range(PIECE_BYTES, size, PIECE_BYTES), size]
     expected = [(EnvelopeKind.ARRAY_OUT, 0, ""), (EnvelopeKind.REPLY, 0, "")]
@@ -226,7 +226,7 @@ def test_a_large_array_is_announced_and_filled_after_the_reply(descriptors, pair
 def test_up_to_one_piece_is_one_frame(descriptors, pair):
     """What is not worth overlapping is there when the daemon hears of it."""
     port, daemon = pair
-    port.offer(bytes_of(PIECE_BYTES))
+    port.porter.offer(bytes_of(PIECE_BYTES))
     port.reply(b"")
     assert daemon.hear(2) == [
         (EnvelopeKind.ARRAY_OUT, PIECE_BYTES, ""),
@@ -244,8 +244,8 @@ def test_a_copy_that_fails_is_told_with_its_reason(descriptors, pair, size):
     """Whoever waits for the rest hears why, and the rank goes on with the next array."""
     port, daemon = pair
     port.become(5, 3)
-    port.offer_pieces(size, broken(bytes(size // 2), RuntimeError("device \udcff lost")))
-    port.offer(np.arange(3))
+    port.porter.offer_pieces(size, broken(bytes(size // 2), RuntimeError("device \udcff lost")))
+    port.porter.offer(np.arange(3))
     port.reply(b"")
     told = daemon.hear(3 if size == 8 else 5)
     kind, there, error = next(each for each in told if each[2])
@@ -256,12 +256,12 @@ def test_a_copy_that_fails_is_told_with_its_reason(descriptors, pair, size):
 
 
 def in_one(port, out):
-    port.collect_into(1, out)
+    port.porter.collect_into(1, out)
 
 
 def in_pieces(port, out):
     at = 0
-    for piece in port.collect_pieces(1, out.dtype, out.shape):
+    for piece in port.porter.collect_pieces(1, out.dtype, out.shape):
         out[at : at + len(piece)] = piece
         at += len(piece)
 
@@ -297,8 +297,8 @@ def test_an_upload_that_is_broken_off_half_way_is_an_error(descriptors, pair):
     daemon.send_array(2, b"12345678")
     out = np.zeros_like(array)
     with pytest.raises(OSError, match="the upload was broken off"):
-        port.collect_into(1, out)
-    assert port.collect(2, np.dtype("S8"), ())[()] == b"12345678"
+        port.porter.collect_into(1, out)
+    assert port.porter.collect(2, np.dtype("S8"), ())[()] == b"12345678"
     assert daemon.hear(2) == [
         (EnvelopeKind.ARRAY_BACK, 0, "the upload was broken off"),
         (EnvelopeKind.ARRAY_BACK, 0, ""),
@@ -309,13 +309,13 @@ def test_an_upload_that_is_broken_off_half_way_is_an_error(descriptors, pair):
 def test_what_is_offered_for_a_reply_that_does_not_leave_is_kept(descriptors, pair):
     """Its memory is for the next array; the daemon never hears of it."""
     port, daemon = pair
-    port.offer(bytes_of(8))
-    port.offer(bytes_of(PIECE_BYTES + 1))
-    port.withdraw()
+    port.porter.offer(bytes_of(8))
+    port.porter.offer(bytes_of(PIECE_BYTES + 1))
+    port.porter.withdraw()
     port.reply(b"")
     assert daemon.hear(1) == [(EnvelopeKind.REPLY, 0, "")]
-    assert len(port._memory._kept) == 2
-    port._memory.close()
+    assert len(port.porter._memory._kept) == 2
+    port.porter._memory.close()
 
 
 def test_an_array_whose_descriptor_was_lost_is_an_error(descriptors, pair):
@@ -327,8 +327,8 @@ def test_an_array_whose_descriptor_was_lost_is_an_error(descriptors, pair):
     daemon.send_more(1, 8)
     daemon.send_array(2, b"12345678")
     with pytest.raises(OSError, match="no descriptor was free"):
-        port.collect(1, np.dtype("S8"), ())
-    assert port.collect(2, np.dtype("S8"), ())[()] == b"12345678"
+        port.porter.collect(1, np.dtype("S8"), ())
+    assert port.porter.collect(2, np.dtype("S8"), ())[()] == b"12345678"
     daemon.hear(2)
 
 
@@ -340,7 +340,7 @@ def test_memory_is_not_given_back_while_somebody_writes_there(descriptors, pair)
     later = threading.Timer(0.1, daemon.send_more, (1, array.nbytes))
     later.start()
     with pytest.raises(ValueError, match="expected 8 bytes"):
-        port.collect(1, np.dtype("int64"), ())
+        port.porter.collect(1, np.dtype("int64"), ())
     later.join()
     assert daemon.hear(1) == [(EnvelopeKind.ARRAY_BACK, 0, "")]
 
@@ -351,20 +351,20 @@ def test_an_upload_that_nobody_will_collect_is_given_back(descriptors, pair, whe
     port, daemon = pair
     array = bytes_of(2 * PIECE_BYTES)
     if when == "before":
-        port.discard(1)
+        port.porter.discard(1)
     fd = daemon.send_beginning(1, array.data, PIECE_BYTES)
     fd.close()
     if when == "half":
         daemon.send(EnvelopeKind.BATCH, b"looked at")
         port.next()
-        port.discard(1)
+        port.porter.discard(1)
     daemon.send_more(1, array.nbytes)
     daemon.send(EnvelopeKind.BATCH, b"behind")
     assert port.next().payload == b"behind"
     if when == "after":
-        port.discard(1)
+        port.porter.discard(1)
     assert daemon.hear(1) == [(EnvelopeKind.ARRAY_BACK, 0, "")]
-    assert not port._arrays
+    assert not port.porter._uploads
 
 
 def test_uploads_of_a_program_that_is_gone_are_not_waited_for(pair):
@@ -374,7 +374,7 @@ def test_uploads_of_a_program_that_is_gone_are_not_waited_for(pair):
     told = controller_pb2.Transfer(ticket=5, and_before=True, error="the program is gone")
     daemon.send(EnvelopeKind.ARRAY_MORE, told.SerializeToString())
     with pytest.raises(OSError, match="the program is gone"):
-        port.collect(4, np.dtype("S8"), ())
-    assert port.collect(3, np.dtype("S8"), ())[()] == b"12345678"
+        port.porter.collect(4, np.dtype("S8"), ())
+    assert port.porter.collect(3, np.dtype("S8"), ())[()] == b"12345678"
     daemon.send_array(6, b"87654321")
-    assert port.collect(6, np.dtype("S8"), ())[()] == b"87654321"
+    assert port.porter.collect(6, np.dtype("S8"), ())[()] == b"87654321"
