@@ -203,12 +203,12 @@ class GrpcTransport:
     @property
     def draining(self) -> tuple[str, ...]:
         """The session's nodes that take no new sessions, as the controller has said."""
-        return self._stream.draining
+        return self._stream.notices.draining
 
     @property
     def expiry(self) -> Expiry | None:
         """When a limit of the controller's will end the session."""
-        return self._stream.expiry
+        return self._stream.notices.expiry
 
     # The stream --------------------------------------------------------------
 

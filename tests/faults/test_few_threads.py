@@ -110,7 +110,7 @@ def test_a_session_comes_back_when_there_are_threads_again(shared_node):
     with connect(shared_node.address, num_workers=1, logs=False) as session:
         session.sync_all()
         with refusing(lambda _name: True) as refused:
-            session._core.transport._stream._streams[-1].close()
+            session._core.transport._stream._at._streams[-1].close()
             while refused.total() < 3:
                 with pytest.raises(errors.DiscoTimeout):
                     session.sync_all(timeout=0.1)

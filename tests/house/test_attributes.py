@@ -16,7 +16,6 @@ ABOVE = {
     "MpiExchange": 18,
     "Node": 18,
     "RankReport": 19,
-    "SessionStream": 22,
     "SessionTable": 26,
     "SessionView": 19,
     "SharedReader": 19,

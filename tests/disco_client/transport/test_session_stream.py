@@ -18,7 +18,7 @@ FUNCTIONS = "disco_test_functions"
 
 def broken(session):
     """Breaks the stream of a session off, as a failing connection does."""
-    session._core.transport._stream._streams[-1].close()
+    session._core.transport._stream._at._streams[-1].close()
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ from typing import Any
 import pytest
 
 from disco_client.pb import envelope_pb2
-from disco_client.transport import session_stream
+from disco_client.transport import attachment
 from disco_client.transport.carriers import StreamBroken
 from disco_client.wire.codec import EnvelopeKind, envelopes_in
 from disco_server.controller.node_streams import NodeStreams
@@ -318,8 +318,8 @@ def injected(text: str) -> Iterator[None]:
     """
     faults = Faults(text)
     with pytest.MonkeyPatch.context() as patch:
-        opened = _opening(session_stream.open_stream, faults)
-        patch.setattr("disco_client.transport.session_stream.open_stream", opened)
+        opened = _opening(attachment.open_stream, faults)
+        patch.setattr("disco_client.transport.attachment.open_stream", opened)
         dialled = _dialling(agent.open_carrier, faults)
         patch.setattr("disco_server.worker.agent.open_carrier", dialled)
         for streams, method, peer in (
