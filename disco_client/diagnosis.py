@@ -164,7 +164,7 @@ def _choose(ranks: tuple[RankReport, ...]) -> list[RankReport]:
 
 def _as_dict(report: RankReport) -> dict[str, Any]:
     plain = asdict(report)
-    for key in ("entered", "flight", "emptied", "clock_offset_ns", "clock_error_ns", "clock_at_ns"):
+    for key in ("entered", "flight"):
         del plain[key]
     for key, command in (("current", report.current), ("finished", report.finished)):
         if command is not None:

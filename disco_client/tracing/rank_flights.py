@@ -32,16 +32,17 @@ def read_report(report: RankReport, first: int = 1) -> FlightRecord:
     Raises:
         ValueError: It is no memory of a flight recorder, or of another version.
     """
-    if not report.flight:
+    copied = report.flight
+    if not copied.raw:
         return FlightRecord()
-    if report.flight.startswith(CUT_MAGIC):
-        return FlightDelta.of(report.flight).record()
+    if copied.raw.startswith(CUT_MAGIC):
+        return FlightDelta.of(copied.raw).record()
     try:
-        raw = zlib.decompressobj().decompress(report.flight, RING_BYTES)
+        raw = zlib.decompressobj().decompress(copied.raw, RING_BYTES)
     except zlib.error as error:
         msg = f"the records of rank {report.worker} came damaged: {error}"
         raise ValueError(msg) from None
-    return read_flight(raw, report.emptied, first=first)
+    return read_flight(raw, copied.emptied, first=first)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class RankFlight:
         Raises:
             ValueError: It is no memory of a flight recorder, or of another version.
         """
-        record, clock = read_report(report), Clock([report.clock])
+        record, clock = read_report(report), Clock([report.flight.clock])
         return cls.on(clock, report.worker, report.node, report.pid, record)
 
     @classmethod

@@ -137,12 +137,12 @@ class Track:
         Raises:
             ValueError: It is no cut of a flight recorder's memory.
         """
-        if not report.flight:
+        if not report.flight.raw:
             return 0.0, 0
-        if not report.flight.startswith(CUT_MAGIC):
+        if not report.flight.raw.startswith(CUT_MAGIC):
             self._latest = report  # all that is left of a session that has ended
-            return 0.0, len(report.flight)
-        cut, before = FlightDelta.of(report.flight), self.since
+            return 0.0, len(report.flight.raw)
+        cut, before = FlightDelta.of(report.flight.raw), self.since
         if cut.oldest > before.seq + 1 and cut.kinds.size:
             self._torn.add(len(self._kept))
         lost = cut.first_collective - before.collectives
@@ -154,7 +154,7 @@ class Track:
         self._kept.append(report)
         commands = self.since.seq - before.seq
         collectives = self.since.collectives - max(before.collectives, cut.first_collective)
-        return max(commands / _COMMANDS, collectives / _COLLECTIVES), len(report.flight)
+        return max(commands / _COMMANDS, collectives / _COLLECTIVES), len(report.flight.raw)
 
     def flight(self, clock: Clock) -> RankFlight:
         """Merges what was fetched.
@@ -325,7 +325,7 @@ class Trace:
             key = report.worker, report.pid
             if key not in self._tracks:  # it took the place of one that was lost
                 self._tracks[key] = Track(Since(*key), report.node)
-            self._clocks.setdefault(report.node, Samples()).add(report.clock)
+            self._clocks.setdefault(report.node, Samples()).add(report.flight.clock)
             much, nbytes = self._tracks[key].add(report)
             filled = max(filled, much)
             self._kept += nbytes

@@ -172,6 +172,21 @@ class EnteredReport:
 
 
 @dataclass(frozen=True, slots=True)
+class FlightCopy:
+    """A copy of the memory of a rank's flight recorder, or none.
+
+    Attributes:
+        raw: It, compressed.
+        emptied: Needed to read that; see ``tracing.ring``.
+        clock: How the rank's clock differs from the controller's.
+    """
+
+    raw: bytes = b""
+    emptied: int = 0
+    clock: ClockSample = NO_DIFFERENCE
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What one rank does.
 
@@ -185,14 +200,10 @@ class RankReport:
         collective: The collective that it is in, if it is in one.
         stack: Its Python stacks as faulthandler writes them, or empty.
         note: Why there is no stack.
-        flight: A compressed copy of its flight recorder's memory, where it was requested.
-        emptied: Needed to read that; see ``tracing.ring``.
-        clock_offset_ns: What to add to its times for those of the controller.
+        flight: What its flight recorder holds, where that was requested.
         memory_bytes: How much of its process is in memory; 0 where that is not known.
         collectives: How many it has entered.
         collective_bytes: The bytes of its arrays in them.
-        clock_error_ns: By how much that may be wrong.
-        clock_at_ns: When that was found, by the rank's clock.
         entered: The last collective that it entered of each group of workers, but for
             the one that it is in.
         holdings: Its programs and published tensors, where they were requested and it answered.
@@ -207,21 +218,12 @@ class RankReport:
     collective: CollectiveReport | None = None
     stack: str = ""
     note: str = ""
-    flight: bytes = b""
-    emptied: int = 0
-    clock_offset_ns: int = 0
+    flight: FlightCopy = FlightCopy()
     memory_bytes: int = 0
     collectives: int = 0
     collective_bytes: int = 0
-    clock_error_ns: int = 0
-    clock_at_ns: int = 0
     entered: tuple[EnteredReport, ...] = ()
     holdings: EncodedHoldings | None = None
-
-    @property
-    def clock(self) -> ClockSample:
-        """How the rank's clock differs from the controller's."""
-        return ClockSample(self.clock_at_ns, self.clock_offset_ns, self.clock_error_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +345,7 @@ def decode_report(raw: EncodedRankReport) -> RankReport:
             c.number, c.seq, c.nth, c.name, c.dtype, shape, c.nbytes, members, c.seconds, c.met
         )
     known: Iterable[str] = [state.value for state in RankState]
+    clock = ClockSample(raw.clock_at_ns, raw.clock_offset_ns, raw.clock_error_ns)
     return RankReport(
         raw.worker,
         raw.node,
@@ -353,14 +356,10 @@ def decode_report(raw: EncodedRankReport) -> RankReport:
         collective,
         raw.stack,
         raw.note,
-        raw.flight,
-        raw.emptied,
-        raw.clock_offset_ns,
+        FlightCopy(raw.flight, raw.emptied, clock),
         raw.memory_bytes,
         raw.collectives,
         raw.collective_bytes,
-        raw.clock_error_ns,
-        raw.clock_at_ns,
         tuple(EnteredReport(tuple(e.members), e.seq, e.nth, e.name) for e in raw.entered),
         raw.holdings if raw.HasField("holdings") else None,
     )

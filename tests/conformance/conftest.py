@@ -189,7 +189,6 @@ def import_path() -> Iterator[None]:
 def conformance_cluster() -> Iterator[LocalCluster]:
     """Two nodes with room for a shared session and those of one test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISCO_WARM", "0")
         patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
         cluster = LocalCluster(2, 4, import_path=[str(WORKER_MODULES)])
     with cluster:
@@ -223,7 +222,6 @@ def gpu_cluster(environ: dict[str, str]) -> Iterator[LocalCluster]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environ.items():
             patch.setenv(name, value)
-        patch.setenv("DISCO_WARM", "0")
         patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
         patch.setenv("STANDIN_GPUS", "8")
         patch.setenv("DISCO_DEVICE_CHECK", "off")  # it asks the driver, not the stand-in
@@ -242,7 +240,6 @@ def real_gpu_cluster(real_gpus) -> Iterator[LocalCluster]:
     """The same with the GPUs of this machine, divided between two nodes where that is possible."""
     nodes = 2 if real_gpus % 2 == 0 else 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISCO_WARM", "0")
         patch.setenv("DISCO_SESSION_LEASE_S", _LEASE_S)
         devices = [f"cuda:{number}" for number in range(real_gpus)]
         cluster = LocalCluster(nodes, devices=devices, import_path=[str(WORKER_MODULES)])

@@ -15,7 +15,6 @@ ABOVE = {
     "Hub": 23,
     "MpiExchange": 18,
     "Node": 18,
-    "RankReport": 19,
     "SessionTable": 26,
     "SessionView": 19,
     "SharedReader": 19,

@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 from traces import check_chrome_trace, rows, spans
 
+from disco_client.tracing.clocks import ClockSample
 from disco_client.tracing.ring import Flag
 from disco_client.tracing.trace import Flight
 from disco_client.wire.codec import Action
-from disco_client.wire.reports import Inspection, RankReport
+from disco_client.wire.reports import FlightCopy, Inspection, RankReport
 from disco_server.observe.flight import FlightRecorder
 
 OFFSET = 5_000_000_000
@@ -35,9 +36,7 @@ def recorded(worker, node, offset=0):
         worker,
         node,
         7,
-        flight=zlib.compress(raw),
-        emptied=emptied,
-        clock_offset_ns=offset,
+        flight=FlightCopy(zlib.compress(raw), emptied, ClockSample(0, offset, 0)),
     )
 
 
@@ -77,7 +76,7 @@ def test_commands_that_were_timed_together_share_their_time():
         recorder.kinds[seq] = recorder.label_of(Action.CALL_PACKED, "f")
     recorder.stamp(4)
     raw, emptied = recorder.copy()
-    report = RankReport(0, "a", 7, flight=zlib.compress(raw), emptied=emptied)
+    report = RankReport(0, "a", 7, flight=FlightCopy(zlib.compress(raw), emptied))
     found = spans(flight(report).chrome_trace(), "command")
     assert [span["args"]["timed_together"] for span in found] == [4] * 4
     for before, after in pairwise(found):
@@ -95,4 +94,4 @@ def test_a_rank_without_records_is_a_row_without_commands():
 def test_damaged_records_are_refused():
     """With the rank whose they are."""
     with pytest.raises(ValueError, match="rank 4"):
-        flight(RankReport(4, "a", 7, flight=b"not compressed"))
+        flight(RankReport(4, "a", 7, flight=FlightCopy(b"not compressed")))

@@ -13,7 +13,7 @@ from disco_client.tracing.ring import COLLECTIVES, SLOTS
 from disco_client.tracing.ring_cuts import Since, cut_memory
 from disco_client.tracing.trace import Samples, Track
 from disco_client.wire.codec import Action
-from disco_client.wire.reports import RankReport
+from disco_client.wire.reports import FlightCopy, RankReport
 from disco_server.observe.flight import SLOT_MASK, FlightRecorder
 
 
@@ -44,7 +44,7 @@ class Rank:
         """One look, as a trace does it."""
         since = self.track.since
         cut = cut_memory(self.recorder.read, since.seq, since.collectives)
-        return self.track.add(RankReport(0, "a", 7, flight=cut))
+        return self.track.add(RankReport(0, "a", 7, flight=FlightCopy(cut)))
 
     def seqs(self):
         """The commands and collectives that a trace has."""
@@ -96,7 +96,7 @@ def test_the_whole_records_of_a_session_that_has_ended_complete_a_track():
     rank.fetch()
     rank.run(40)
     raw, emptied = rank.recorder.copy()
-    rank.track.add(RankReport(0, "a", 7, flight=zlib.compress(raw), emptied=emptied))
+    rank.track.add(RankReport(0, "a", 7, flight=FlightCopy(zlib.compress(raw), emptied)))
     assert rank.seqs() == (list(range(1, 81)),) * 2
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from disco_client.pb import controller_pb2
+from disco_client.tracing.clocks import ClockSample
 from disco_client.tracing.ring import CollectiveRecord, CommandRecord, FlightRecord
 from disco_client.wire.codec import Action
 from disco_client.wire.reports import (
     CollectiveReport,
     CommandReport,
     EnteredReport,
+    FlightCopy,
     NodeSilence,
     RankReport,
     RankState,
@@ -80,14 +82,10 @@ def test_what_a_controller_says_of_a_session_is_read_whole():
             ),
             "the stack",
             "the note",
-            b"memory",
-            emptied=2048,
-            clock_offset_ns=-17,
+            FlightCopy(b"memory", 2048, ClockSample(12, -17, 11)),
             memory_bytes=4096,
             collectives=5,
             collective_bytes=96,
-            clock_error_ns=11,
-            clock_at_ns=12,
             entered=(
                 EnteredReport((0, 1), 7, 2, "broadcast"),
                 EnteredReport((3,), 0, 0, "barrier"),

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from disco_client.wire.reports import Inspection, RankReport
+from disco_client.wire.reports import FlightCopy, Inspection, RankReport
 from disco_server.controller.page_timeline import PARTS, Stretch, timeline
 from disco_server.observe.flight import FlightRecorder
 
@@ -34,7 +34,8 @@ def told(*recorders, stretch=STRETCH):
     reports = []
     for worker, recorder in enumerate(recorders):
         raw, emptied = recorder.copy()
-        reports.append(RankReport(worker, "here", 1, flight=zlib.compress(raw), emptied=emptied))
+        copied = FlightCopy(zlib.compress(raw), emptied)
+        reports.append(RankReport(worker, "here", 1, flight=copied))
     return timeline(Inspection(1, "s", len(reports), tuple(reports), ()), stretch)
 
 
@@ -142,5 +143,5 @@ def test_what_was_before_is_left_out_and_damage_is_no_harm(clock):
     recorder = FlightRecorder()
     record(recorder, clock, 1, -20, -10)
     assert told(recorder)["ranks"][0]["spans"] == []
-    damaged = Inspection(1, "s", 1, (RankReport(0, "here", 1, flight=b"no zlib"),), ())
+    damaged = Inspection(1, "s", 1, (RankReport(0, "here", 1, flight=FlightCopy(b"no zlib")),), ())
     assert timeline(damaged, STRETCH)["ranks"] == []
