@@ -157,13 +157,16 @@ class SenderWakeup:
         waits for what it issued.
         """
         batches = self._batches
-        self._awake = True
-        with contextlib.suppress(Empty):
-            self._queue.get(timeout=_LINGER_S)
-        if self._ending.refused is not None or batches.some_to_send:
-            return True
+        newest = -1
+        while batches.newest != newest:
+            newest = batches.newest
+            self._awake = True
+            with contextlib.suppress(Empty):
+                self._queue.get(timeout=_LINGER_S)
+            if self._ending.refused is not None or batches.some_to_send:
+                return True
         self._awake = False
-        return batches.some_to_send or bool(self._dead)
+        return batches.some_to_send
 
     def _sleep(self) -> None:
         """Waits until this thread is woken, or has to send freed registers on their own."""

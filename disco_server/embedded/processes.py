@@ -273,12 +273,14 @@ class ProcessTransport(Bound):
 
     # Commands and replies -----------------------------------------------------------------
 
-    def _deliver(self, batch: OutgoingBatch, first: int) -> None:
+    def _deliver(self, batch: OutgoingBatch, asked: int | None) -> None:
         framed = frame(batch.encode().envelope(self._session))
-        concerned = batch.concerns
+        concerned, first = batch.concerns, asked or 0
         ranks = list(self._children.ranks.values())
         for child in (*ranks[first:], *ranks[:first]):
-            if concerned is None or child.worker in concerned:
+            if child.worker == asked:
+                child.send_asking(framed)
+            elif concerned is None or child.worker in concerned:
                 child.sender.send(framed)
             else:
                 # It only has to count these commands, which can wait.
@@ -299,14 +301,14 @@ class ProcessTransport(Bound):
         self, ask: int | None = None, waiter: threading.Lock | None = None
     ) -> Callable[[], bool] | None:
         """Sends what was issued, and a question; returns a way to see its answer early."""
-        delivered = 0
+        delivered, asked = 0, False
         if self._sender is not None:
-            self._sender.flush(ask or 0)
+            asked = self._sender.flush(ask)
             delivered = self._sender.delivered
         if ask is None or waiter is None:
             return None
         child = self._children.ranks[ask]
-        child.ask(waiter, delivered)
+        child.ask(waiter, delivered, asked=asked)
         if self._error is not None:
             child.wake_waiters()
         return partial(self._sees, child, delivered)

@@ -57,6 +57,7 @@ class RankChild(RankProcess):
     ) -> None:
         self.worker = worker
         self.waiters: deque[tuple[int, threading.Lock]] = deque()
+        self._progress = 0
         with rank_ends() as (ours, theirs), _progress_page() as (self._page, page):
             sock, pmi, memory, output, error = theirs
             variables = {
@@ -80,10 +81,25 @@ class RankChild(RankProcess):
 
     # Progress ---------------------------------------------------------------------------
 
-    def ask(self, waiter: threading.Lock, seq: int) -> None:
-        """Requests the rank's progress; frees a lock when it has executed a command."""
-        self.waiters.append((seq, waiter))  # first: the answer may come at once
+    def send_asking(self, framed: bytes) -> None:
+        """Sends a frame, and with it a request of the rank's progress."""
+        self.sender.hold(framed)
         self.sender.send(_HOW_FAR)
+
+    def ask(self, waiter: threading.Lock, seq: int, *, asked: bool) -> None:
+        """Frees a lock when the rank has executed a command.
+
+        Args:
+            waiter: The lock.
+            seq: The number of the command.
+            asked: Whether the rank's progress was requested after that command.
+        """
+        self.waiters.append((seq, waiter))  # first: the answer may come at once
+        if not asked:
+            self.sender.send(_HOW_FAR)
+        elif self._progress >= seq:  # it has come; who reads removes the lock with the next one
+            with contextlib.suppress(RuntimeError):
+                waiter.release()
 
     def shows(self, seq: int) -> bool:
         """Whether the rank has executed a command, and everything that it sent has been read.
@@ -104,6 +120,7 @@ class RankChild(RankProcess):
 
     def executed(self, seq: int) -> None:
         """Frees the locks of those who wait for a command up to this one; may be repeated."""
+        self._progress = max(self._progress, seq)
         with contextlib.suppress(IndexError):  # the session's end has freed them
             self._free(seq)
 

@@ -23,8 +23,8 @@ class Sender:
 
     Args:
         client: The client's end of the session.
-        deliver: Takes a batch, and the worker that is waited for, which should get it
-            first; must not block. Workers drop one that they have had.
+        deliver: Takes a batch, and the worker that is waited for, if there is one, which
+            should get it first; must not block. Workers drop one that they have had.
         lock: A reentrant lock that is held meanwhile; by default one of its own.
 
     Attributes:
@@ -38,7 +38,7 @@ class Sender:
     def __init__(
         self,
         client: ClientEnd,
-        deliver: Callable[[OutgoingBatch, int], None],
+        deliver: Callable[[OutgoingBatch, int | None], None],
         lock: threading.RLock | None = None,
     ) -> None:
         self._client = client
@@ -49,24 +49,30 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
         start_thread(self._thread, serves=True)
 
-    def flush(self, first: int = 0, *, kills: bool = False) -> None:
+    def flush(self, asked: int | None = None, *, kills: bool = False) -> bool:
         """Delivers everything that was issued.
 
         Args:
-            first: The worker that should get it first.
+            asked: The worker that the caller waits for.
             kills: Whether to say which registers are free where no command does.
+
+        Returns:
+            Whether anything was delivered.
         """
         if self.entered():  # by a handler or a finalizer in the middle of a delivery
             self._client.nudge()
-            return
+            return False
         with self._lock:
-            self._flush(first, kills)
+            return self._flush(asked, kills)
 
-    def _flush(self, first: int, kills: bool) -> None:
+    def _flush(self, asked: int | None, kills: bool) -> bool:
+        some = False
         while (batch := self._client.next_batch(kills)) is not None:
-            self._deliver(batch, first)
+            self._deliver(batch, asked)
             self.delivered = batch.last_seq
             self._client.batch_left(batch.last_seq)
+            some = True
+        return some
 
     def _run(self) -> None:
         while self._client.await_commands():

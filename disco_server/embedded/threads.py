@@ -727,7 +727,8 @@ class ThreadTransport(Bound):
             loss=worker.loss,
         )
 
-    def _deliver(self, batch: OutgoingBatch, first: int) -> None:
+    def _deliver(self, batch: OutgoingBatch, asked: int | None) -> None:
+        first = asked or 0
         for rank in (*self._ranks[first:], *self._ranks[:first]):
             rank.give(batch)
 
