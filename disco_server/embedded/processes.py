@@ -301,17 +301,17 @@ class ProcessTransport(Bound):
         self, ask: int | None = None, waiter: threading.Lock | None = None
     ) -> Callable[[], bool] | None:
         """Sends what was issued, and a question; returns a way to see its answer early."""
-        delivered, asked = 0, False
+        asked = seq = 0
         if self._sender is not None:
             asked = self._sender.flush(ask)
-            delivered = self._sender.delivered
+            seq = asked or self._sender.delivered
         if ask is None or waiter is None:
             return None
         child = self._children.ranks[ask]
-        child.ask(waiter, delivered, asked=asked)
+        child.ask(waiter, seq, asked=bool(asked))
         if self._error is not None:
             child.wake_waiters()
-        return partial(self._sees, child, delivered)
+        return partial(self._sees, child, seq)
 
     def _sees(self, child: RankChild, seq: int) -> bool:
         """Whether a rank shows that it has executed a command; its reply would say no more."""

@@ -49,7 +49,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="disco-sender", daemon=True)
         start_thread(self._thread, serves=True)
 
-    def flush(self, asked: int | None = None, *, kills: bool = False) -> bool:
+    def flush(self, asked: int | None = None, *, kills: bool = False) -> int:
         """Delivers everything that was issued.
 
         Args:
@@ -57,22 +57,21 @@ class Sender:
             kills: Whether to say which registers are free where no command does.
 
         Returns:
-            Whether anything was delivered.
+            The newest command that was delivered here; 0 where there was none to deliver.
         """
         if self.entered():  # by a handler or a finalizer in the middle of a delivery
             self._client.nudge()
-            return False
+            return 0
         with self._lock:
             return self._flush(asked, kills)
 
-    def _flush(self, asked: int | None, kills: bool) -> bool:
-        some = False
+    def _flush(self, asked: int | None, kills: bool) -> int:
+        newest = 0
         while (batch := self._client.next_batch(kills)) is not None:
             self._deliver(batch, asked)
-            self.delivered = batch.last_seq
-            self._client.batch_left(batch.last_seq)
-            some = True
-        return some
+            self.delivered = newest = batch.last_seq
+            self._client.batch_left(newest)
+        return newest
 
     def _run(self) -> None:
         while self._client.await_commands():

@@ -63,6 +63,20 @@ def test_what_nobody_waits_for_leaves_by_itself(eventually):
     assert len(left) == 6
 
 
+def test_a_thread_that_waits_learns_up_to_which_command_it_has_asked():
+    """So that it need not ask again; a thread that found nothing to deliver has asked nothing."""
+    client, left = converse(), []
+    sender = Sender(client, lambda batch, asked: left.append((batch.last_seq, asked)))
+    with client.log.sender.batch():  # so that the sender's thread delivers nothing
+        for _ in range(3):
+            client.log.issue(Action.CALL_PACKED, func=1, reg=int)
+        assert sender.flush(1) == 3
+        assert sender.flush(1) == 0
+    client.log.close(SessionClosed("over"), drop=False)
+    sender.join(10)
+    assert left == [(3, 1)]
+
+
 def started():
     """A log whose lone commands leave in the thread that issues them, and what has left."""
     client, left = converse(), []
