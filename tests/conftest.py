@@ -464,7 +464,14 @@ def shared_daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons
 
 
 SUITES = {
-    "faults": ("tests/faults/", "tests/cluster/"),
+    "faults": (
+        "tests/faults/",
+        "tests/cluster/",
+        "tests/disco_client/distributed/test_checkpoints_crashes.py",
+        "tests/security/test_loud_owners.py",
+        "tests/security/test_quotas.py",
+        "tests/security/test_strangers.py",
+    ),
     "carriers": ("tests/gpu/", "tests/standin/", "tests/examples/test_embed_gpu.py"),
     "interop": ("tests/examples/", "tests/disco_client/telemetry/", "tests/interop/"),
     "deploy": ("tests/deploy/",),
@@ -483,9 +490,9 @@ _ONECCL = "oneccl"
 _GPU = "gpu"
 """Marks a test of the suite of this name, which needs a GPU, wherever it stands."""
 
-_CARRIED = ("standin-gpus", "connect-grpc")
+_CARRIED = ("standin-gpus", "connect-grpc", "[socket-")
 """Name, in the parameters of a test, sessions whose arrays another library carries, or whose
-streams another carrier."""
+streams another carrier, or whose controller is a thread of the program."""
 
 _STARTING = frozenset(
     {"cluster", "daemons", "open_kind", "processes", "run_program", "shared_daemons"}

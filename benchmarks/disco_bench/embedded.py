@@ -51,7 +51,7 @@ EMBEDDED = (
         "no-op and its sync, ProcessSession",
         "s",
         "TVM ProcessSession",
-        Limit("ratio", must=2.0, aim=1.0),
+        Limit("ratio", must=3.0, aim=2.0),
     ),
     *(
         Spec(

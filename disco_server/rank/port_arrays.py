@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,11 +23,35 @@ from disco_client.wire.codec import EncodedEnvelope, EnvelopeKind
 from disco_client.wire.values import ArrayPorter
 from disco_server.ipc.arrays import IncomingArray
 from disco_server.rank.errors import brief
+from disco_server.rank.signals import CallGuard
 
-if TYPE_CHECKING:
-    from disco_server.rank.port import RankPort
+__all__ = ["ArrayMessages", "ArrayPort"]
 
-__all__ = ["ArrayPort"]
+
+class ArrayMessages(Protocol):
+    """Reads and sends a rank's messages; see :class:`~disco_server.rank.port.RankPort`."""
+
+    guard: CallGuard
+    session: int
+    worker: int
+
+    def read(self) -> None:
+        """Waits for messages, and hands them to who waits for them."""
+        ...
+
+    def take_descriptor(self) -> Descriptor | None:
+        """The next descriptor that has come; None for one that was lost on its way."""
+        ...
+
+    def send(self, kind: EnvelopeKind, payload: bytes = b"", number: int = 0, ack: int = 0) -> None:
+        """Sends a message."""
+        ...
+
+    def send_with(
+        self, fd: Descriptor | None, kind: EnvelopeKind, told: controller_pb2.Transfer
+    ) -> None:
+        """Sends a message about an array with its memory."""
+        ...
 
 
 @dataclass(slots=True)
@@ -66,7 +90,7 @@ class ArrayPort(ArrayPorter):
         port: Reads and sends the messages.
     """
 
-    def __init__(self, port: RankPort) -> None:
+    def __init__(self, port: ArrayMessages) -> None:
         self._port = port
         self._uploads: dict[int, IncomingArray] = {}
         self._unwanted: set[int] = set()
