@@ -7,28 +7,27 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, SupportsIndex, cast
+from typing import Any, NoReturn, SupportsIndex, cast
 
 import numpy as np
 
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import (
-    LOCAL_AXIS,
-    Pattern,
     as_index,
-    choose,
     integers,
     normal_axes,
     normal_axis,
     numpy_dtype,
+    rule_for,
 )
 from disco_client.distributed.placement import Placement, PlacementSpec
+from disco_client.distributed.slices import split_along
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.values import dtype_from_name
 
-__all__ = ["COMPOSITES", "Composite", "norm"]
+__all__ = ["COMPOSITES", "Composite", "getitem", "norm"]
 
 
 class _Steps:
@@ -279,21 +278,12 @@ def _cumsum(
 def _split(
     engine: Computing, x: DTensor, sections: Any, *, axis: SupportsIndex = 0, uneven: bool = False
 ) -> list[DTensor]:
-    """Several tensors; what has to move for them moves once."""
+    """Several tensors, of which each worker takes what it has."""
     place = normal_axis(axis, x.ndim)
     bounds = _bounds(sections, x.shape[place], uneven=uneven)
-    moved: list[DTensor] = []
-    if not any(spec.overlaps for spec in x.placement.dim_specs):  # which "slice" refuses
-        letters = [f"a{number}" for number in range(x.ndim)]
-        letters[place] = LOCAL_AXIS
-        pattern = Pattern((tuple(letters),), tuple(letters), linear=((0,),))
-        (plan,) = choose(pattern, (x.info,)).plans
-        if plan.steps:
-            x = x.redistribute(plan.after.placement)
-            moved.append(x)
     before = (slice(None),) * place
-    pieces = [engine.call("getitem", x, items=(*before, slice(*each))) for each in bounds]
-    return [piece.explained_as("split", *moved) for piece in pieces]
+    pieces = [getitem(engine, x, (*before, slice(*each))) for each in bounds]
+    return [piece.explained_as("split") for piece in pieces]
 
 
 def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]]:
@@ -314,42 +304,103 @@ def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]
     return list(pairwise(at))
 
 
-def _getitem(engine: Computing, x: DTensor, *, items: Any) -> DTensor:
-    given: list[Any] = list(cast("Any", items)) if isinstance(items, tuple) else [items]
+def _concatenate(engine: Computing, *operands: Any, axis: SupportsIndex = 0) -> DTensor:
+    """Where the largest is split along the axis, each worker appends its parts of the others."""
+    tensors = [each for each in operands if isinstance(each, DTensor)]
+    meshes = {each.mesh for each in tensors}
+    overlap = any(spec.overlaps for each in tensors for spec in each.placement.dim_specs)
+    if len(tensors) < len(operands) or len(meshes) != 1 or overlap:
+        return engine.call_rule("concatenate", *operands, axis=axis)
+    result = rule_for("concatenate")(*(each.info.tensor_sinfo for each in tensors), axis=axis).result
+    place = normal_axis(axis, result.ndim)
+    largest = max(tensors, key=lambda each: each.nbytes)
+    at = split_along(largest.info, place)
+    specs = largest.placement.dim_specs
+    if at is None or any(spec.is_partial for spec in specs):
+        return engine.call_rule("concatenate", *operands, axis=axis)
+    equal = Placement((*specs[:at], PlacementSpec.sharding(place), *specs[at + 1 :]))
+    steps = _Steps(engine)
+    alike = [
+        each
+        if each.info.axes == largest.info.axes and _but(each, at) == _but(largest, at)
+        else steps.keep(each.redistribute(equal))
+        for each in tensors
+    ]
+    steps.keep(engine.append(alike, place, result.dtype))
+    return steps.result("concatenate")
+
+
+def _but(x: DTensor, mesh_axis: int) -> list[PlacementSpec]:
+    """How a tensor lies along the other axes of the mesh."""
+    return [spec for at, spec in enumerate(x.placement.dim_specs) if at != mesh_axis]
+
+
+def getitem(engine: Computing, x: DTensor, items: Any) -> DTensor:
+    """What stands between brackets: numbers, slices, ``...`` and None."""
+    if not isinstance(items, tuple):
+        items = (items,)
+    for item in items:
+        if type(item) is not slice:
+            return _getitem(engine, x, items)
+    return engine.take_slices(x, *_cut(x, cast("tuple[slice, ...]", items)))
+
+
+def _cut(x: DTensor, items: tuple[slice, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes of which slices do not take all, and of each the first, how many, and the step."""
+    shape = x.shape
+    if len(items) > len(shape):
+        _refuse_index(x, items)
+    axes: tuple[int, ...] = ()
+    bounds: tuple[int, ...] = ()
+    for axis, item in enumerate(items):
+        extent = shape[axis]
+        start, stop, step = item.indices(extent)
+        count = len(range(start, stop, step))
+        if count != extent or step < 0:
+            axes = (*axes, axis)
+            bounds += (start, count, step) if count else (0, 0, 1)
+    return axes, bounds
+
+
+def _refuse_index(x: DTensor, items: object) -> NoReturn:
+    raise OutOfBounds(f"a tensor of {many(x.ndim, 'axis', 'axes')} cannot be indexed by {items!r}")
+
+
+def _getitem(engine: Computing, x: DTensor, items: tuple[Any, ...]) -> DTensor:
+    """The same where not all are slices."""
+    given = list(items)
     # By identity: arrays among them compare element by element.
     dots = [place for place, item in enumerate(given) if item is Ellipsis]
     real = sum(item is not None and item is not Ellipsis for item in given)
     if real > x.ndim or len(dots) > 1:
-        raise OutOfBounds(
-            f"a tensor of {many(x.ndim, 'axis', 'axes')} cannot be indexed by {items!r}"
-        )
+        _refuse_index(x, items)
     at = dots[0] if dots else len(given)
     given[at : at + 1] = [slice(None)] * (x.ndim - real)
-    slices: list[tuple[int | None, ...]] = []
+    picked = [item for item in given if item is not None]
+    slices = [_slice(item, extent) for item, extent in zip(picked, x.shape, strict=True)]
+    gone = {axis for axis, item in enumerate(picked) if not isinstance(item, slice)}
+    steps = _Steps(engine)
+    out = steps.keep(engine.take_slices(x, *_cut(x, tuple(slices))))
+    sizes = iter(out.shape)
     shape: list[int] = []
     for item in given:
-        if item is None:
-            shape.append(1)
-            continue
-        extent = x.shape[len(slices)]
-        picked, kept = _picked(item, extent)
-        slices.append(picked)
-        if kept is not None:
-            shape.append(kept)
-    out = engine.call("slice", x, items=tuple(slices))
-    if tuple(shape) == tuple(out.shape):
+        extent = 1 if item is None else next(sizes)
+        if item is None or isinstance(item, slice):
+            shape.append(extent)
+    if shape == list(out.shape):
         return out
-    return engine.call("reshape", out, shape=shape).explained_as("getitem", out)
+    if not gone.isdisjoint(out.info.axes):  # the only index of an axis that goes comes to all
+        whole = PlacementSpec.replica()
+        specs = (whole if spec.axis in gone else spec for spec in out.placement.dim_specs)
+        out = steps.keep(out.redistribute(Placement(specs)))
+    steps.call("reshape", out, shape=shape)
+    return steps.result("getitem")
 
 
-def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]:
-    """One axis: what to take, and the extent that stays; None where the axis goes."""
+def _slice(item: Any, extent: int) -> slice:
+    """A number between brackets as a slice of one index."""
     if isinstance(item, slice):
-        taken = range(*item.indices(extent))
-        if not taken:  # of a negative step, it may begin before the axis, which is the last again
-            return (0, 0, 1), 0
-        behind = None if taken.stop < 0 else taken.stop
-        return (taken.start, behind, taken.step), len(taken)
+        return item
     is_mask = isinstance(item, (bool, np.bool_, np.ndarray, DTensor))
     index = None if is_mask else as_index(item)
     if index is None:
@@ -360,7 +411,7 @@ def _picked(item: Any, extent: int) -> tuple[tuple[int | None, ...], int | None]
     if not -extent <= index < extent:
         raise OutOfBounds(f"index {index} is out of bounds for an axis of {extent}")
     index %= extent
-    return (index, index + 1, 1), None
+    return slice(index, index + 1)
 
 
 def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
@@ -453,8 +504,8 @@ COMPOSITES: dict[str, Composite] = {
     "variance": _var,
     "std": _std,
     "cumsum": _cumsum,
+    "concatenate": _concatenate,
     "split": _split,
-    "getitem": _getitem,
     "clip": _clip,
     "take": _take,
     "update": _update,

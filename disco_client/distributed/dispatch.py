@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from disco_client.core import Renewable
-from disco_client.distributed.composites import COMPOSITES
+from disco_client.distributed.composites import COMPOSITES, getitem
 from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
 from disco_client.distributed.file_tensors import FileTensor, distribute_file
 from disco_client.distributed.mesh import DeviceMesh, checked_shape
@@ -35,6 +35,7 @@ from disco_client.distributed.redistribute import (
     make_plan,
     spread_plan,
 )
+from disco_client.distributed.slices import appended, sliced
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.futures import await_room
 from disco_client.text import many
@@ -127,6 +128,8 @@ class Engine(Computing, Renewable):
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
         self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
         self._transfers = functools.lru_cache(maxsize=_KEPT)(self.executor.bind_transfer)
+        self._slicers = functools.lru_cache(maxsize=_KEPT)(self._make_slicer)
+        self._appenders = functools.lru_cache(maxsize=_KEPT)(self._make_appender)
 
     # In and out -----------------------------------------------------------------------
 
@@ -334,14 +337,7 @@ class Engine(Computing, Renewable):
         tables: Mapping[str, Sequence[Any]] = {}
         if local.tables is not None:
             tables = local.tables([plan.after for plan in choice.plans], result)
-        by_worker = {key: self.executor.table(mesh, value) for key, value in tables.items()}
-        func = self._core.call_now(
-            "runtime.disco._dt_bind",
-            local.name,
-            dict(local.options),
-            by_worker,
-            dtype_name(local.result.dtype),
-        )
+        func = self._bind(local.name, result, local.options, tables)
         moves = tuple(self.executor.prepare(plan) for plan in choice.plans)
         places = [at for at, each in enumerate(seen) if isinstance(each, DTensorStructInfo)]
         which = (f"operand {at}" for at in places)
@@ -376,6 +372,89 @@ class Engine(Computing, Renewable):
             return _Host(host, DTensorStructInfo(tensor, mesh, whole))
         msg = f"expected a distributed tensor, an array or a number, got {operand!r}"
         raise TypeError(msg)
+
+    # Parts as they lie --------------------------------------------------------------------
+
+    def getitem(self, tensor: DTensor, items: Any) -> DTensor:
+        """Takes what stands between brackets; see ``DTensor.__getitem__``."""
+        return getitem(self, tensor, items)
+
+    def take_slices(
+        self, tensor: DTensor, axes: tuple[int, ...], bounds: tuple[int, ...]
+    ) -> DTensor:
+        """Takes what slices of some axes say, where it lies; returns at once.
+
+        What they say goes with the command: other slices of the same axes need no other function
+        on the workers.
+
+        Args:
+            tensor: Of which no two workers hold the same index in given parts.
+            axes: The axes.
+            bounds: Of each axis the first index, how many, and the step.
+
+        Raises:
+            ConfigError: Workers hold the same index in given parts.
+        """
+        before = tensor.info
+        func = self._slicers(before, axes)
+        if func is None:
+            # Of an axis that several axes of the mesh split, no placement says what is left.
+            whole = PlacementSpec.replica()
+            specs = before.placement.dim_specs
+            twice = {axis for axis in axes if before.axes.count(axis) > 1}
+            copies = Placement(whole if spec.axis in twice else spec for spec in specs)
+            moved = self._brought(tensor, copies)
+            return self.take_slices(moved, axes, bounds).explained_as("slice", moved)
+        ref = self._core.call(func, tensor.ref, *bounds)
+        return DTensor(self, functools.partial(_sliced, before, axes, bounds), ref, _SLICE)
+
+    def _make_slicer(self, info: DTensorStructInfo, axes: tuple[int, ...]) -> DRef | None:
+        _refuse_overlaps("getitem", (info,))
+        if any(info.axes.count(axis) > 1 for axis in axes):
+            return None
+        places = range(info.device_mesh.size)
+        held = [[list(map(list, info.pieces(place)[axis])) for axis in axes] for place in places]
+        return self._bind("slice", info, {"axes": Shape(axes)}, {"held": held})
+
+    def append(self, tensors: Sequence[DTensor], axis: int, dtype: np.dtype[Any]) -> DTensor:
+        """Puts tensors one behind the other along the axis that they are split along.
+
+        Args:
+            tensors: They lie alike, but for what the workers hold of this axis.
+            axis: The axis.
+            dtype: Of the result.
+        """
+        func, result = self._appenders(tuple(each.info for each in tensors), axis, dtype)
+        ref = self._core.call(func, *(each.ref for each in tensors))
+        return DTensor(self, result, ref, Origin("concatenate"))
+
+    def _make_appender(
+        self, infos: Sequence[DTensorStructInfo], axis: int, dtype: np.dtype[Any]
+    ) -> tuple[DRef, DTensorStructInfo]:
+        result = appended(infos, axis, dtype)
+        return self._bind("concatenate", result, {"axis": axis}, {}), result
+
+    def _bind(
+        self,
+        name: str,
+        result: DTensorStructInfo,
+        options: Mapping[str, Any],
+        tables: Mapping[str, Sequence[Any]],
+    ) -> DRef:
+        """Makes a function of parts on the workers, for the whole session.
+
+        Args:
+            name: Of the local function.
+            result: Has the mesh and the dtype of the result.
+            options: What it takes besides, by name.
+            tables: The same where it differs from worker to worker.
+        """
+        mesh = result.device_mesh
+        by_worker = {key: self.executor.table(mesh, value) for key, value in tables.items()}
+        dtype = result.tensor_sinfo.dtype_name
+        return self._core.call_now(
+            "runtime.disco._dt_bind", name, dict(options), by_worker, dtype
+        )
 
     # numpy's protocols ------------------------------------------------------------------
 
@@ -484,6 +563,10 @@ def _starts(pieces: Intervals) -> list[int]:
     """Where each piece begins, one behind the other."""
     lengths = [stop - start for start, stop in pieces]
     return [sum(lengths[:number]) for number in range(len(lengths))]
+
+
+_sliced = functools.lru_cache(maxsize=_KEPT)(sliced)
+_SLICE = Origin("slice")
 
 
 def _refuse_overlaps(name: str, infos: Sequence[DTensorStructInfo]) -> None:

@@ -40,6 +40,20 @@ class Computing(ABC):
         """Computes a function by its rule, also where another function of that name uses it."""
 
     @abstractmethod
+    def getitem(self, tensor: DTensor, items: Any) -> DTensor:
+        """Takes what stands between brackets."""
+
+    @abstractmethod
+    def take_slices(
+        self, tensor: DTensor, axes: tuple[int, ...], bounds: tuple[int, ...]
+    ) -> DTensor:
+        """Takes what slices of some axes say, where it lies."""
+
+    @abstractmethod
+    def append(self, tensors: Sequence[DTensor], axis: int, dtype: np.dtype[Any]) -> DTensor:
+        """Puts tensors that lie alike, split along an axis, one behind the other along it."""
+
+    @abstractmethod
     def call_ufunc(
         self, ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]
     ) -> Any:
@@ -176,7 +190,7 @@ class ArrayLike(ABC):
         if not self.shape:
             msg = "a tensor without axes cannot be iterated over"
             raise TypeError(msg)
-        return (self._engine.call("getitem", self, items=at) for at in range(self.shape[0]))
+        return (self._engine.getitem(self, at) for at in range(self.shape[0]))
 
     def __setitem__(self, items: Any, value: Any) -> NoReturn:
         msg = (
@@ -326,7 +340,6 @@ class DTensor(Handle, Distributed, ArrayLike):
     it; each call is one or a few commands on the workers and returns at once.
 
     Attributes:
-        info: Its shape, dtype, mesh and placement.
         ref: The reference of the parts.
         origin: What made it, and what was moved for that.
         name: Its name in the files that it was loaded from; otherwise empty.
@@ -340,7 +353,7 @@ class DTensor(Handle, Distributed, ArrayLike):
         (1, 2)
     """
 
-    __slots__ = ("_engine", "info", "name", "origin", "ref")
+    __slots__ = ("_engine", "_info", "name", "origin", "ref")
 
     _instead: ClassVar[str] = (
         "copy.copy(x) is another tensor of the same parts, and x.numpy() fetches the whole, of"
@@ -353,7 +366,7 @@ class DTensor(Handle, Distributed, ArrayLike):
     def __init__(
         self,
         engine: Computing,
-        info: DTensorStructInfo,
+        info: DTensorStructInfo | Callable[[], DTensorStructInfo],
         ref: DRef,
         origin: Origin = _FROM_HOST,
         name: str = "",
@@ -362,7 +375,7 @@ class DTensor(Handle, Distributed, ArrayLike):
 
         Args:
             engine: Computes with it.
-            info: Its shape, dtype, mesh and placement.
+            info: Its shape, dtype, mesh and placement; or what finds them when they are needed.
             ref: Its parts.
             origin: The function that made it, and what had to be moved for it.
             name: Its name in the files that it was loaded from.
@@ -370,8 +383,16 @@ class DTensor(Handle, Distributed, ArrayLike):
         self.name: str = name
         self._engine = engine
         self.origin: Origin = origin
-        self.info: DTensorStructInfo = info
+        self._info = info
         self.ref: DRef = ref
+
+    @property
+    def info(self) -> DTensorStructInfo:
+        """Its shape, dtype, mesh and placement."""
+        found = self._info
+        if callable(found):
+            found = self._info = found()
+        return found
 
     @property
     def shape(self) -> Shape:
@@ -609,7 +630,7 @@ class DTensor(Handle, Distributed, ArrayLike):
 
     def __getitem__(self, items: Any) -> DTensor:
         """Parts by numbers, slices, ``...`` and ``None``; steps are those of numpy."""
-        return self._engine.call("getitem", self, items=items)
+        return self._engine.getitem(self, items)
 
     def held_by(self, ref: DRef) -> DTensor:
         """A tensor like this one in another register."""

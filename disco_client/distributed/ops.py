@@ -31,7 +31,7 @@ from disco_client.distributed.redistribute import RedistributionPlan, local_shap
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 from disco_client.wire.elementwise import ELEMENTWISE
-from disco_client.wire.partition import coordinate_of
+from disco_client.wire.partition import Intervals, coordinate_of
 from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension, shown
 
 __all__ = [
@@ -96,6 +96,8 @@ class Pattern:
             has others, one of the set must lie as partial sums before it is computed so.
         even: (letter, extent) for axes that can be split only where the mesh divides
             this extent.
+        equal: The letters of axes that are split only as equally as can be. Others may be
+            split in given parts, of which a worker may have several.
 
     Examples:
         >>> product = distributed.Pattern(
@@ -110,6 +112,7 @@ class Pattern:
     combines: tuple[tuple[str, str], ...] = ()
     linear: tuple[tuple[int, ...], ...] = ()
     even: tuple[tuple[str, int], ...] = ()
+    equal: tuple[str, ...] = ()
 
 
 class _Option(NamedTuple):
@@ -119,6 +122,11 @@ class _Option(NamedTuple):
     output: PlacementSpec
     letter: str = LOCAL_AXIS
     sums: tuple[int, ...] = ()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it splits in given parts."""
+        return any(spec.parts for spec in self.inputs)
 
     def has_sums(self, operands: Sequence[DTensorStructInfo], axis: int) -> bool:
         """Whether operands that others scale lie as partial sums along an axis of the mesh.
@@ -149,7 +157,9 @@ class OperandPlacements(NamedTuple):
         return sum(plan.cost for plan in self.plans)
 
 
-def _options(pattern: Pattern) -> Iterator[_Option]:
+def _options(
+    pattern: Pattern, operands: Sequence[DTensorStructInfo], mesh_axis: int
+) -> Iterator[_Option]:
     whole = PlacementSpec.replica()
     yield _Option(tuple(whole for _ in pattern.inputs), whole)
     combines = dict(pattern.combines)
@@ -163,17 +173,36 @@ def _options(pattern: Pattern) -> Iterator[_Option]:
             result = PlacementSpec.partial(combines[letter])
         else:
             continue
-        split = tuple(
-            PlacementSpec.sharding(axes.index(letter)) if letter in axes else whole
-            for axes in pattern.inputs
-        )
-        yield _Option(split, result, letter)
+        for parts in ((), *_given(pattern, operands, mesh_axis, letter)):
+            split = tuple(
+                replace(PlacementSpec.sharding(axes.index(letter)), parts=parts)
+                if letter in axes
+                else whole
+                for axes in pattern.inputs
+            )
+            lies = result if result.is_partial else replace(result, parts=parts)
+            yield _Option(split, lies, letter)
     partial = PlacementSpec.partial("sum")
     for together in pattern.linear:
         parts = tuple(
             partial if number in together else whole for number in range(len(pattern.inputs))
         )
         yield _Option(parts, partial, sums=together)
+
+
+def _given(
+    pattern: Pattern, operands: Sequence[DTensorStructInfo], mesh_axis: int, letter: str
+) -> Iterable[tuple[Intervals, ...]]:
+    """The given parts in which operands are split along a letter by an axis of the mesh."""
+    if letter in pattern.equal or any(letter == even for even, _ in pattern.even):
+        return ()
+    specs = (operand.placement.dim_specs[mesh_axis] for operand in operands)
+    found = (
+        cast("tuple[Intervals, ...]", spec.parts)
+        for spec, letters in zip(specs, pattern.inputs, strict=True)
+        if spec.parts and letters[spec.axis] == letter
+    )
+    return dict.fromkeys(found)
 
 
 def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> OperandPlacements:
@@ -188,12 +217,14 @@ def choose(pattern: Pattern, operands: tuple[DTensorStructInfo, ...]) -> Operand
     """
     mesh = operands[0].device_mesh
     pattern = _without_sums(pattern, operands)
-    known = tuple(_options(pattern))
     ways = itertools.product(
-        *([each for each in known if each.has_sums(operands, axis)] for axis in range(mesh.ndim))
+        *(
+            [each for each in _options(pattern, operands, axis) if each.has_sums(operands, axis)]
+            for axis in range(mesh.ndim)
+        )
     )
-    even = (options for options in ways if _is_even(pattern, mesh.shape, options))
-    return min((_choice(operands, options) for options in even), key=_rank)
+    fitting = (options for options in ways if _fits(pattern, mesh.shape, options))
+    return min((_choice(operands, options) for options in fitting), key=_rank)
 
 
 def exact(
@@ -228,8 +259,11 @@ def _without_sums(pattern: Pattern, operands: Sequence[DTensorStructInfo]) -> Pa
     return pattern if linear == pattern.linear else replace(pattern, linear=linear)
 
 
-def _is_even(pattern: Pattern, mesh: Sequence[int], options: Sequence[_Option]) -> bool:
-    """Whether the axes that must be split evenly are."""
+def _fits(pattern: Pattern, mesh: Sequence[int], options: Sequence[_Option]) -> bool:
+    """Whether the axes that must be split evenly are, and those in given parts are split once."""
+    along = [option.letter for option in options]
+    if any(option.is_given and along.count(option.letter) > 1 for option in options):
+        return False
     for letter, extent in pattern.even:
         split = (n for n, option in zip(mesh, options, strict=True) if option.letter == letter)
         if extent % math.prod(split):
@@ -892,28 +926,6 @@ def _groups(before: tuple[int, ...], after: tuple[int, ...]) -> list[tuple[list[
     return groups
 
 
-@register_rule("slice")
-def _slice(x: TensorStructInfo, *, items: Sequence[Sequence[int | None]]) -> Local:
-    letters: list[str] = []
-    shape: list[int] = []
-    for axis, (extent, item) in enumerate(zip(x.shape, items, strict=True)):
-        picked = range(extent)[slice(*item)]
-        letters.append(f"a{axis}" if picked == range(extent) else LOCAL_AXIS)
-        shape.append(len(picked))
-    pattern = Pattern((tuple(letters),), tuple(letters), linear=((0,),))
-
-    def tables(
-        operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
-    ) -> Mapping[str, Sequence[Any]]:
-        # Where an axis is split all of each part is taken.
-        whole = [None, None, None]
-        split = set(operands[0].axes)
-        found = [whole if axis in split else list(item) for axis, item in enumerate(items)]
-        return {"items": [found] * operands[0].device_mesh.size}
-
-    return Local("slice", pattern, TensorStructInfo(shape, x.dtype), {}, tables)
-
-
 @register_rule("concatenate")
 def _concatenate(*operands: TensorStructInfo, axis: SupportsIndex = 0) -> Local:
     only_tensors("concatenate", *operands)
@@ -1008,7 +1020,7 @@ def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0
     places = tuple(f"i{number}" for number in range(ids.ndim))
     output = (*letters[:place], *places, *letters[place + 1 :])
     # A worker gives zeros for rows that it has not, so that the sum is the row.
-    pattern = Pattern((tuple(letters), places), output, (("v", "sum"),), ((0,),))
+    pattern = Pattern((tuple(letters), places), output, (("v", "sum"),), ((0,),), equal=("v",))
     shape = (*x.shape[:place], *ids.shape, *x.shape[place + 1 :])
 
     def tables(

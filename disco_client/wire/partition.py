@@ -14,6 +14,7 @@ __all__ = [
     "WHOLE",
     "Bounds",
     "Intervals",
+    "Progression",
     "bounds_of",
     "coordinate_of",
     "cut",
@@ -22,11 +23,30 @@ __all__ = [
     "length_of",
     "line_of",
     "shape_within",
+    "taken",
 ]
 
 
 Intervals = tuple[tuple[int, int], ...]
 """Pieces of an axis, each from its first index to the one behind its last."""
+
+
+Progression = tuple[int, int, int]
+"""Which indices of an axis a slice takes: the first one, how many, and the step."""
+
+
+def taken(piece: tuple[int, int], item: Progression) -> tuple[int, int]:
+    """Which indices of a slice lie in a piece of the axis: the first one, and that behind the last.
+
+    Args:
+        piece: From its first index to the one behind its last.
+        item: What the slice takes of the axis.
+    """
+    start, count, step = item
+    # From the index of the piece that the slice meets first to the one that it meets behind it.
+    near, far = piece if step > 0 else (piece[1] - 1, piece[0] - 1)
+    low, high = (min(max(-((start - at) // step), 0), count) for at in (near, far))
+    return low, high
 
 
 def divide_all(

@@ -19,6 +19,7 @@ import numpy as np
 
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.partition import taken
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
@@ -524,9 +525,35 @@ def _contiguous(xp: Any, array: Array) -> Array:
     return xp.ascontiguousarray(array).reshape(array.shape)
 
 
-def _slice_items(xp: Any, x: Array, *, items: Sequence[Any]) -> Array:
-    index = tuple(slice(*item) for item in items)
-    return _contiguous(xp, x[(*index, ...)])
+def _slice_part(xp: Any, x: Array, *items: int, axes: Sequence[int], held: Sequence[Any]) -> Array:
+    """What a slice takes of this part, in the order of the slice.
+
+    Args:
+        xp: The module of the arrays.
+        x: The part.
+        *items: The first index, the count and the step of each of `axes`, in the whole.
+        axes: Of which axes not all is taken.
+        held: The pieces of each of these that the part has, one behind the other.
+    """
+    for number, (axis, pieces) in enumerate(zip(axes, held, strict=True)):
+        start, count, step = items[3 * number : 3 * number + 3]
+        found: list[Array] = []
+        at = 0
+        for first, last in pieces:
+            low, high = taken((first, last), (start, count, step))
+            if low < high:
+                begin = at + start + low * step - first
+                end = begin + (high - low) * step
+                here = slice(begin, end if end >= 0 else None, step)
+                found.append(x[(*(slice(None),) * axis, here)])
+            at += last - first
+        if len(found) == 1:
+            x = found[0]
+        elif found:
+            x = xp.concatenate(found if step > 0 else found[::-1], axis=axis)
+        else:
+            x = x[(*(slice(None),) * axis, slice(0, 0))]
+    return _contiguous(xp, x)
 
 
 def _matmul(xp: Any, x: Array, y: Array) -> Array:
@@ -602,7 +629,7 @@ LOCAL: Mapping[str, Local] = {
     "pad": _pad,
     "transpose": _transpose,
     "reshape": _reshape,
-    "slice": _slice_items,
+    "slice": _slice_part,
     "concatenate": _concatenate,
     "take": _take_part,
     "update": _update,

@@ -229,7 +229,7 @@ def test_halves_are_averaged_in_single_precision(workers):
 def test_what_several_functions_cost_is_said_together(x):
     """By the name of the one that was called, with that of each function in each line."""
     assert x[1:, 0].explain().splitlines()[0].startswith("getitem -> ")
-    assert "  slice, operand 0: transfer: S[0], S[1] -> R, P[sum], " in x[1:, 0].explain()
+    assert "  redistribute, moved: allgather along mesh axis 1: S[1] -> R, " in x[1:, 0].explain()
     split = x.redistribute("S[0], S[0]")
     assert (
         split.mean(axis=1).explain() == "mean -> S[0], S[0]: 0 bytes to a worker\n  nothing moved"

@@ -71,11 +71,3 @@ def test_what_is_refused(name, operands, options, text):
     """With the shapes."""
     with pytest.raises(ConfigError, match=text):
         rule_for(name)(*operands, **options)
-
-
-def test_a_slice_of_all_of_an_axis_leaves_it_split():
-    """Of a part it needs the whole axis; also where the slice goes backwards."""
-    x = tensor(6, 4)
-    items = ((0, 6, 1), (0, 2, 1))
-    assert rule_for("slice")(x, items=items).pattern.output == ("a0", "")
-    assert rule_for("slice")(x, items=((5, None, -1), (0, 4, 1))).pattern.output == ("", "a1")

@@ -1,0 +1,100 @@
+"""Slices and concatenations that leave each element where it is.
+
+A worker takes of its own part what a slice asks for, and puts its parts of several tensors one
+behind the other. What the workers then hold of an axis is as uneven as it comes, so the result
+lies in given parts (`PlacementSpec.explicit`), and nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from disco_client.distributed.placement import (
+    DTensorStructInfo,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
+from disco_client.wire.partition import Intervals, Progression, coordinate_of, taken
+
+__all__ = ["appended", "held_along", "sliced", "split_along"]
+
+
+def split_along(info: DTensorStructInfo, axis: int) -> int | None:
+    """The axis of the mesh that splits an axis of a tensor; None if there are none or several."""
+    found = [at for at, each in enumerate(info.axes) if each == axis]
+    return found[0] if len(found) == 1 else None
+
+
+def held_along(info: DTensorStructInfo, mesh_axis: int) -> tuple[Intervals, ...]:
+    """What each worker along an axis of the mesh holds of the tensor's axis that it splits."""
+    mesh, axis = info.device_mesh.shape, info.axes[mesh_axis]
+    first = (place for place in range(info.device_mesh.size) if _is_first(mesh, place, mesh_axis))
+    held = (info.pieces(place)[axis] for place in first)
+    return tuple(tuple(each for each in pieces if each[0] < each[1]) for pieces in held)
+
+
+def _is_first(mesh: Sequence[int], place: int, mesh_axis: int) -> bool:
+    """Whether a worker is the first of those with its coordinate along an axis of the mesh."""
+    at = coordinate_of(mesh, place)
+    return not any(index for axis, index in enumerate(at) if axis != mesh_axis)
+
+
+def sliced(
+    info: DTensorStructInfo, axes: Sequence[int], bounds: Sequence[int]
+) -> DTensorStructInfo:
+    """How a slice of a tensor lies where each worker takes it of its own part.
+
+    Args:
+        info: The tensor.
+        axes: Of which axes not all is taken; at most one axis of the mesh splits each.
+        bounds: Of each of these the first index, how many, and the step.
+    """
+    specs = list(info.placement.dim_specs)
+    shape = list(info.tensor_sinfo.shape)
+    for number, axis in enumerate(axes):
+        start, count, step = bounds[3 * number : 3 * number + 3]
+        mesh_axis = split_along(info, axis)
+        if mesh_axis is not None:
+            held = held_along(info, mesh_axis)
+            parts = tuple(_taken(pieces, (start, count, step)) for pieces in held)
+            specs[mesh_axis] = PlacementSpec.explicit(axis, parts)
+        shape[axis] = count
+    whole = TensorStructInfo(shape, info.tensor_sinfo.dtype_name)
+    return DTensorStructInfo(whole, info.device_mesh, Placement(specs))
+
+
+def _taken(held: Intervals, item: Progression) -> Intervals:
+    """Which indices of a slice lie in pieces of an axis, in ascending order."""
+    in_order = held if item[2] > 0 else reversed(held)
+    found = (taken(piece, item) for piece in in_order)
+    return tuple(each for each in found if each[0] < each[1])
+
+
+def appended(infos: Sequence[DTensorStructInfo], axis: int, dtype: object) -> DTensorStructInfo:
+    """How a concatenation lies where each worker puts its own parts one behind the other.
+
+    Args:
+        infos: The tensors, of which one axis of the mesh splits this axis of each; but for that
+            they lie alike.
+        axis: The axis.
+        dtype: Of the result.
+    """
+    first = infos[0]
+    mesh_axis = first.axes.index(axis)
+    extents = [info.tensor_sinfo.shape[axis] for info in infos]
+    held = [held_along(info, mesh_axis) for info in infos]
+    parts = [
+        [
+            (offset + start, offset + stop)
+            for pieces, offset in zip(each, accumulate(extents, initial=0), strict=False)
+            for start, stop in pieces[index]
+        ]
+        for each, index in ((held, at) for at in range(first.device_mesh.shape[mesh_axis]))
+    ]
+    specs = list(first.placement.dim_specs)
+    specs[mesh_axis] = PlacementSpec.explicit(axis, parts)
+    shape = list(first.tensor_sinfo.shape)
+    shape[axis] = sum(extents)
+    return DTensorStructInfo(TensorStructInfo(shape, dtype), first.device_mesh, Placement(specs))

@@ -1,0 +1,166 @@
+"""Slices and concatenations: as numpy's, of any placement, and with nothing moved that need not be."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from disco_client import ThreadedSession
+from disco_client.distributed import Placement, PlacementSpec
+from disco_client.errors import ConfigError
+
+MESHES = ((4,), (3,), (2, 2), (1,))
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with ThreadedSession(4) as session:
+        yield session
+
+
+@st.composite
+def parts(draw, extent, count):
+    """Given parts of an axis: each worker has some of its pieces, or none."""
+    cuts = sorted(draw(st.lists(st.integers(0, extent), max_size=5)))
+    edges = [0, *cuts, extent]
+    found = [[] for _ in range(count)]
+    for piece in zip(edges, edges[1:], strict=False):
+        found[draw(st.integers(0, count - 1))].append(piece)
+    return found
+
+
+@st.composite
+def specs(draw, shape, count):
+    """How a tensor of some axes lies along an axis of the mesh."""
+    kinds = ["R", "P"] + ["S", "given"] * bool(shape)
+    kind = draw(st.sampled_from(kinds))
+    if kind in "RP":
+        return PlacementSpec.replica() if kind == "R" else PlacementSpec.partial("sum")
+    axis = draw(st.integers(0, len(shape) - 1))
+    if kind == "S":
+        return PlacementSpec.sharding(axis)
+    return PlacementSpec.explicit(axis, draw(parts(shape[axis], count)))
+
+
+@st.composite
+def tensors(draw, session, shape, mesh):
+    """A distributed tensor of this shape, and the same as an array."""
+    whole = np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
+    placement = Placement([draw(specs(shape, count)) for count in mesh.shape])
+    try:
+        return session.distribute(whole, mesh, placement), whole
+    except ConfigError:  # an axis in given parts is split twice
+        assume(False)
+
+
+def shapes(least=0):
+    return st.lists(st.integers(0, 11), min_size=least, max_size=3).map(tuple)
+
+
+def slices(extent):
+    ends = st.none() | st.integers(-extent - 2, extent + 2)
+    return st.builds(slice, ends, ends, st.sampled_from([None, 1, 2, 3, -1, -2]))
+
+
+@st.composite
+def items(draw, shape):
+    """What numpy takes between brackets: slices, numbers, None and an ellipsis."""
+    found = []
+    for extent in shape[: draw(st.integers(0, len(shape)))]:
+        number = st.integers(-extent, extent - 1) if extent else slices(extent)
+        found.append(draw(slices(extent) | number))
+    if draw(st.booleans()):
+        found.insert(draw(st.integers(0, len(found))), None)
+    return (*found, ...) if draw(st.booleans()) else tuple(found)
+
+
+def same(made, expected):
+    got = made.numpy()
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)
+
+
+def moved(made):
+    return [plan for _, plan in made.origin.moves if plan.steps]
+
+
+def is_cut_twice(x, index):
+    """Whether an axis that several axes of the mesh split is cut; no placement says what is left."""
+    places = [item for item in index if item is not None and item is not ...]
+    cut = [axis for axis, item in enumerate(places) if item != slice(None)]
+    return any(x.info.axes.count(axis) > 1 for axis in cut)
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_a_slice_is_numpys_and_stays_where_it_is(threads, data):
+    """Only the row that a number picks moves, to who lacks it; what is computed of it is right."""
+    mesh = threads.mesh(data.draw(st.sampled_from(MESHES)))
+    x, whole = data.draw(tensors(threads, data.draw(shapes()), mesh))
+    index = data.draw(items(whole.shape))
+    made, expected = x[index], whole[index]
+    same(made, expected)
+    if any(isinstance(item, int) for item in index):
+        for plan in moved(made)[:1]:
+            assert plan.nbytes == plan.bound or is_cut_twice(x, index)
+    elif None not in index and not is_cut_twice(x, index):
+        assert not moved(made)
+    same(made * 2 + made, expected * 2 + expected)
+    same(made.sum(), np.asarray(expected.sum()))
+    for axis in range(made.ndim):
+        same(made.sum(axis), expected.sum(axis))
+        same(made[(slice(None),) * axis + (slice(None, None, -1),)], np.flip(expected, axis))
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_a_concatenation_is_numpys_and_appends_where_it_is_split(threads, data):
+    """However its operands lie; where they are split alike, nothing moves."""
+    mesh = threads.mesh(data.draw(st.sampled_from(MESHES)))
+    shape = data.draw(shapes(least=1))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    extents = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4))
+    pairs = [
+        data.draw(tensors(threads, (*shape[:axis], extent, *shape[axis + 1 :]), mesh))
+        for extent in extents
+    ]
+    made = np.concatenate([x for x, _ in pairs], axis=axis)
+    expected = np.concatenate([whole for _, whole in pairs], axis=axis)
+    same(made, expected)
+    same(made + 1, expected + 1)
+    same(made[(slice(None),) * axis + (slice(1, -1),)], np.take(expected, range(1, max(1, expected.shape[axis] - 1)), axis))
+    if all(x.info.axes == (axis,) for x, _ in pairs):
+        assert not moved(made)
+
+
+def test_operands_in_the_same_given_parts_stay_there(threads):
+    """Others come to them, or they to the others, whichever moves less."""
+    x = threads.distribute(np.arange(40.0).reshape(20, 2), placement="S[0]")
+    y, z = x[3:11], x[2:10]
+    assert y.placement != z.placement
+    assert not moved(y * y - np.sqrt(y))
+    assert not moved(y @ np.ones((2, 3)))
+    (plan,) = moved(y + z)
+    assert plan.nbytes == 2 * y[0].nbytes  # a row across each border between workers
+    same(y + z, x.numpy()[3:11] + x.numpy()[2:10])
+
+
+def test_a_loop_over_batches_makes_few_functions(threads):
+    """What a slice takes goes with its command; batches that lie alike are computed alike."""
+    x = threads.distribute(np.arange(400.0).reshape(100, 4), placement="S[0]")
+    sums = [x[i : i + 5].sum(axis=0) for i in range(0, 100, 5)]
+    before = threads.statistics()["issued"]
+    again = [x[i : i + 5].sum(axis=0) for i in range(0, 100, 5)]
+    assert threads.statistics()["issued"] - before == 2 * len(again)
+    for one, other, i in zip(sums, again, range(0, 100, 5), strict=True):
+        same(one, x.numpy()[i : i + 5].sum(axis=0))
+        same(other, x.numpy()[i : i + 5].sum(axis=0))
+
+
+def test_parts_that_overlap_are_refused_by_name(threads):
+    """With the placements that would do."""
+    spec = PlacementSpec.explicit(0, [(0, 4), (2, 6), (4, 8), (6, 8)])
+    x = threads.distribute(np.arange(8.0), placement=Placement([spec]))
+    with pytest.raises(ConfigError, match="getitem has no rule for a tensor that lies as"):
+        x[1:]
