@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NoReturn, SupportsIndex, cast
+from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 
@@ -311,7 +311,8 @@ def _concatenate(engine: Computing, *operands: Any, axis: SupportsIndex = 0) -> 
     overlap = any(spec.overlaps for each in tensors for spec in each.placement.dim_specs)
     if len(tensors) < len(operands) or len(meshes) != 1 or overlap:
         return engine.call_rule("concatenate", *operands, axis=axis)
-    result = rule_for("concatenate")(*(each.info.tensor_sinfo for each in tensors), axis=axis).result
+    wholes = [each.info.tensor_sinfo for each in tensors]
+    result = rule_for("concatenate")(*wholes, axis=axis).result
     place = normal_axis(axis, result.ndim)
     largest = max(tensors, key=lambda each: each.nbytes)
     at = split_along(largest.info, place)
@@ -335,17 +336,19 @@ def _but(x: DTensor, mesh_axis: int) -> list[PlacementSpec]:
     return [spec for at, spec in enumerate(x.placement.dim_specs) if at != mesh_axis]
 
 
+_Slice: TypeAlias = "slice[Any, Any, Any]"
+
+
 def getitem(engine: Computing, x: DTensor, items: Any) -> DTensor:
     """What stands between brackets: numbers, slices, ``...`` and None."""
-    if not isinstance(items, tuple):
-        items = (items,)
-    for item in items:
+    given = cast("tuple[Any, ...]", items) if isinstance(items, tuple) else (items,)
+    for item in given:
         if type(item) is not slice:
-            return _getitem(engine, x, items)
-    return engine.take_slices(x, *_cut(x, cast("tuple[slice, ...]", items)))
+            return _getitem(engine, x, given)
+    return engine.take_slices(x, *_cut(x, given))
 
 
-def _cut(x: DTensor, items: tuple[slice, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _cut(x: DTensor, items: tuple[_Slice, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes of which slices do not take all, and of each the first, how many, and the step."""
     shape = x.shape
     if len(items) > len(shape):
@@ -397,10 +400,10 @@ def _getitem(engine: Computing, x: DTensor, items: tuple[Any, ...]) -> DTensor:
     return steps.result("getitem")
 
 
-def _slice(item: Any, extent: int) -> slice:
+def _slice(item: Any, extent: int) -> _Slice:
     """A number between brackets as a slice of one index."""
     if isinstance(item, slice):
-        return item
+        return cast("_Slice", item)
     is_mask = isinstance(item, (bool, np.bool_, np.ndarray, DTensor))
     index = None if is_mask else as_index(item)
     if index is None:

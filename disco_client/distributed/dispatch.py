@@ -452,9 +452,7 @@ class Engine(Computing, Renewable):
         mesh = result.device_mesh
         by_worker = {key: self.executor.table(mesh, value) for key, value in tables.items()}
         dtype = result.tensor_sinfo.dtype_name
-        return self._core.call_now(
-            "runtime.disco._dt_bind", name, dict(options), by_worker, dtype
-        )
+        return self._core.call_now("runtime.disco._dt_bind", name, dict(options), by_worker, dtype)
 
     # numpy's protocols ------------------------------------------------------------------
 

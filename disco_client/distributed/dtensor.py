@@ -16,9 +16,11 @@ from disco_client.distributed.ops import as_index
 from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
+from disco_client.wire.partition import length_of
 
 if TYPE_CHECKING:
     from disco_client.distributed.placement import DTensorStructInfo, Placement, PlacementSpec
+    from disco_client.wire.partition import Intervals
     from disco_client.wire.values import Shape
 
 __all__ = ["ArrayLike", "Computing", "DTensor", "Origin", "several"]
@@ -122,6 +124,10 @@ class ArrayLike(ABC):
     def numpy(self) -> np.ndarray[Any, Any]:
         """Fetches the whole; waits for it."""
 
+    @abstractmethod
+    def __getitem__(self, items: Any) -> DTensor:
+        """Parts by numbers, slices, ``...`` and ``None``."""
+
     @property
     def ndim(self) -> int:
         """How many axes it has."""
@@ -190,7 +196,7 @@ class ArrayLike(ABC):
         if not self.shape:
             msg = "a tensor without axes cannot be iterated over"
             raise TypeError(msg)
-        return (self._engine.getitem(self, at) for at in range(self.shape[0]))
+        return (self[at] for at in range(self.shape[0]))
 
     def __setitem__(self, items: Any, value: Any) -> NoReturn:
         msg = (
@@ -479,13 +485,28 @@ class DTensor(Handle, Distributed, ArrayLike):
         Returns:
             A line for each move, the bytes being those that reach the worker that
             gets the most. Host arrays that travel with the commands are not counted.
+            Where the parts are given ones, as those of a slice, a line says how unequal they are.
         """
         name, moves = self.origin
         cost = sum(plan.cost for _, plan in moves)
         lines = [f"{name} -> {self.placement}: {cost:,} bytes to a worker"]
         for which, plan in moves:
             lines += [f"  {which}: {step}" for step in plan.steps]
-        return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing moved"])
+        if len(lines) == 1:
+            lines.append("  nothing moved")
+        return "\n".join([*lines, *self._inequality()])
+
+    def _inequality(self) -> Iterator[str]:
+        """How unequal given parts are, and what it takes to make them equal."""
+        for spec in self.placement.dim_specs:
+            if spec.parts and not spec.overlaps:
+                sizes = map(str, map(length_of, cast("tuple[Intervals, ...]", spec.parts)))
+                plan = self.plan(self.placement.plain())
+                yield (
+                    f"  parts of {', '.join(sizes)} along axis {spec.axis}:"
+                    f" redistribute({str(plan.after.placement)!r}) makes them equal and sends"
+                    f" {plan.nbytes:,} bytes in all"
+                )
 
     def explained_as(self, name: str, *made: DTensor) -> DTensor:
         """The same tensor, in its register, as the result of several functions; for `explain`.
