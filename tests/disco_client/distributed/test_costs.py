@@ -56,7 +56,7 @@ def explained(tensor):
     numbers = [
         int(re.search(r"([\d,]+) bytes", line)[1].replace(",", ""))
         for line in lines
-        if "nothing" not in line
+        if line.endswith(" bytes to a worker")
     ]
     return int(re.search(r"([\d,]+) bytes", first)[1].replace(",", "")), numbers
 
