@@ -340,7 +340,7 @@ _Slice: TypeAlias = "slice[Any, Any, Any]"
 
 
 def getitem(engine: Computing, x: DTensor, items: Any) -> DTensor:
-    """What stands between brackets: numbers, slices, ``...`` and None."""
+    """What stands between brackets: numbers, slices, ``...``, None and positions along an axis."""
     given = cast("tuple[Any, ...]", items) if isinstance(items, tuple) else (items,)
     for item in given:
         if type(item) is not slice:
@@ -372,6 +372,8 @@ def _refuse_index(x: DTensor, items: object) -> NoReturn:
 def _getitem(engine: Computing, x: DTensor, items: tuple[Any, ...]) -> DTensor:
     """The same where not all are slices."""
     given = list(items)
+    if any(map(_is_positions, given)):
+        return _gather(engine, x, given)
     # By identity: arrays among them compare element by element.
     dots = [place for place, item in enumerate(given) if item is Ellipsis]
     real = sum(item is not None and item is not Ellipsis for item in given)
@@ -400,6 +402,42 @@ def _getitem(engine: Computing, x: DTensor, items: tuple[Any, ...]) -> DTensor:
     return steps.result("getitem")
 
 
+def _is_positions(item: Any) -> bool:
+    """Whether what stands between brackets is a list or an array of positions."""
+    if isinstance(item, (list, np.ndarray, DTensor)):
+        found = item if isinstance(item, DTensor) else np.asarray(cast("Any", item))
+        return found.ndim > 0 and found.dtype.kind != "b"
+    return False
+
+
+def _gather(engine: Computing, x: DTensor, given: list[Any]) -> DTensor:
+    """The same with an array of positions along one axis."""
+    at = [place for place, item in enumerate(given) if _is_positions(item)]
+    if len(at) > 1:
+        raise ConfigError(
+            f"expected positions along one axis, got arrays for {len(at)}: index the others first,"
+            " or numpy.take(x.reshape(-1), positions) by positions in the elements in a row"
+        )
+    ids = given[at[0]]
+    given[at[0]] = slice(None)
+    numbers = [place for place, item in enumerate(given) if as_index(item) is not None]
+    steps = _Steps(engine)
+    rest = steps.keep(getitem(engine, x, tuple(given)))
+    if any(item is Ellipsis for item in given[: at[0]]):
+        behind = sum(item is None or isinstance(item, slice) for item in given[at[0] :])
+        axis = rest.ndim - behind
+    else:
+        axis = sum(item is None or isinstance(item, slice) for item in given[: at[0]])
+    out = steps.call("take", rest, ids, axis=axis)
+    # As in numpy, whose numbers are arrays here: apart from each other they come to the front.
+    together = sorted((*numbers, at[0]))
+    if together[-1] - together[0] >= len(together):
+        count = out.ndim - rest.ndim + 1
+        order = [*range(axis, axis + count), *range(axis), *range(axis + count, out.ndim)]
+        steps.call("transpose", out, axes=order)
+    return steps.result("getitem")
+
+
 def _slice(item: Any, extent: int) -> _Slice:
     """A number between brackets as a slice of one index."""
     if isinstance(item, slice):
@@ -408,8 +446,8 @@ def _slice(item: Any, extent: int) -> _Slice:
     index = None if is_mask else as_index(item)
     if index is None:
         raise ConfigError(
-            f"expected numbers, slices, ... and None, got {item!r}; numpy.take(x, positions, axis)"
-            " gathers by positions, and numpy.where(condition, x, y) chooses by a condition"
+            f"expected numbers, slices, ..., None and positions along one axis, got {item!r};"
+            " numpy.where(condition, x, y) chooses by a condition"
         )
     if not -extent <= index < extent:
         raise OutOfBounds(f"index {index} is out of bounds for an axis of {extent}")

@@ -35,6 +35,7 @@ from disco_client.distributed.redistribute import (
     make_plan,
     spread_plan,
 )
+from disco_client.distributed.same_workers import seen_on_one
 from disco_client.distributed.slices import appended, sliced
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.futures import await_room
@@ -275,10 +276,24 @@ class Engine(Computing, Renewable):
         Raises:
             ConfigError: There is no rule for it, or the operands do not fit it.
         """
+        operands = self._on_one_mesh(operands)
         composite = COMPOSITES.get(name)
         if composite is not None:
             return call_checked(name, composite, self, *operands, **options)
         return self.call_rule(name, *operands, **options)
+
+    def _on_one_mesh(self, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same where tensors lie on several meshes, if it takes no move to see them on one."""
+        tensors = {at: each for at, each in enumerate(operands) if isinstance(each, DTensor)}
+        if len({each.mesh for each in tensors.values()}) < 2:  # noqa: PLR2004
+            return operands
+        found = seen_on_one([each.info for each in tensors.values()])
+        if found is None:
+            return operands  # which the rule refuses, and says what would move
+        seen = list(operands)
+        for (at, each), info in zip(tensors.items(), found, strict=True):
+            seen[at] = DTensor(self, info, each.ref, each.origin, each.name)
+        return tuple(seen)
 
     def call_rule(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Computes a function by its rule; see :meth:`call`."""

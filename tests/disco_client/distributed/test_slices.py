@@ -137,6 +137,48 @@ def test_a_concatenation_is_numpys_and_appends_where_it_is_split(threads, data):
         assert not moved(made)
 
 
+@given(data=st.data())
+@settings(max_examples=100)
+def test_positions_along_an_axis_are_gathered_as_numpy_does(threads, data):
+    """Beside slices, numbers, None and an ellipsis, and wherever the positions lie themselves."""
+    mesh = threads.mesh(data.draw(st.sampled_from(MESHES)))
+    shape = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple))
+    x, whole = data.draw(tensors(threads, shape, mesh))
+    index = list(data.draw(items(shape)))
+    axis = sum(item is not None and item is not ... for item in index)
+    dots = index.index(...) if ... in index else len(index)
+    before = sum(item is not None for item in index[:dots])
+    assume(axis < len(shape) and axis == before)
+    extent = shape[axis]
+    ids = np.array(
+        data.draw(st.lists(st.integers(-extent, extent - 1), max_size=6)), np.int32
+    ).reshape(data.draw(st.sampled_from([(-1,), (-1, 1)])))
+    index.insert(dots, ids)
+    expected = whole[tuple(index)]
+    same(x[tuple(index)], expected)
+    index[dots] = ids.tolist()
+    same(x[tuple(index)], whole[tuple(index)])
+    index[dots] = threads.distribute(ids, mesh, ", ".join(["R"] * mesh.ndim))
+    same(x[tuple(index)], expected)
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        (([0], [1]), "positions along one axis, got arrays for 2"),
+        ([True] * 20, "positions along one axis, got .True"),
+        ([20], "position 20 is out of bounds for an axis of 20"),
+        ([0.5], "positions of an integer dtype, got float64"),
+        ((0, 0, 0), "2 axes cannot be indexed by"),
+    ],
+)
+def test_what_is_no_index_is_refused(threads, index, text):
+    """By what came, and the way round."""
+    x = threads.distribute(np.ones((20, 2)), placement="S[0]")
+    with pytest.raises(ConfigError, match=text):
+        x[index]
+
+
 def test_operands_in_the_same_given_parts_stay_there(threads):
     """Others come to them, or they to the others, whichever moves less."""
     x = threads.distribute(np.arange(40.0).reshape(20, 2), placement="S[0]")
