@@ -27,10 +27,10 @@ from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.values import dtype_from_name
 
-__all__ = ["COMPOSITES", "Composite", "getitem", "norm"]
+__all__ = ["COMPOSITES", "Composite", "Steps", "getitem", "norm"]
 
 
-class _Steps:
+class Steps:
     """Calls functions, and keeps what they make, so that the last one can explain all.
 
     Args:
@@ -68,12 +68,12 @@ def _wide(x: DTensor) -> np.dtype[Any]:
     return x.dtype if x.dtype.itemsize >= _EXACT_BYTES else np.dtype(np.float32)
 
 
-def _widened(steps: _Steps, x: DTensor) -> DTensor:
+def _widened(steps: Steps, x: DTensor) -> DTensor:
     wide = _wide(x)
     return x if x.dtype == wide else steps.call("cast", x, dtype=wide)
 
 
-def _summable(steps: _Steps, x: DTensor) -> DTensor:
+def _summable(steps: Steps, x: DTensor) -> DTensor:
     """The same without partial values that are no sums, in which no other function is linear.
 
     What is used more than once would be combined as often.
@@ -93,7 +93,7 @@ def _check_count(name: str, x: DTensor, count: float) -> None:
         raise ConfigError(f"numpy.{name}: {x.dtype} has no average of no elements")
 
 
-def _as_before(steps: _Steps, x: DTensor, out: DTensor) -> DTensor:
+def _as_before(steps: Steps, x: DTensor, out: DTensor) -> DTensor:
     """Of halves the result is a half, too."""
     is_half = _wide(x).itemsize > x.dtype.itemsize and x.dtype.kind not in "biu"
     return steps.call("cast", out, dtype=x.dtype) if is_half else out
@@ -116,7 +116,7 @@ def _count(x: DTensor, axis: Any) -> int:
 def _mean(engine: Computing, x: DTensor, *, axis: Any = None, keepdims: bool = False) -> DTensor:
     _check_dtype("mean", x.dtype)
     _check_count("mean", x, _count(x, axis))
-    steps = _Steps(engine)
+    steps = Steps(engine)
     # Timedeltas have a mean as they are, which no other dtype would add up.
     wide = None if x.dtype.kind == "m" else _wide(x)
     total = steps.call("sum", x, axis=axis, keepdims=keepdims, dtype=wide)
@@ -129,7 +129,7 @@ def _var(
 ) -> DTensor:
     _check_dtype("var", x.dtype)
     _check_count("var", x, _count(x, axis) - ddof)
-    steps = _Steps(engine)
+    steps = Steps(engine)
     _as_before(steps, x, _variance(steps, x, axis, ddof, keepdims=keepdims))
     return steps.result("var")
 
@@ -139,13 +139,13 @@ def _std(
 ) -> DTensor:
     _check_dtype("std", x.dtype)
     _check_count("std", x, _count(x, axis) - ddof)
-    steps = _Steps(engine)
+    steps = Steps(engine)
     variance = _variance(steps, x, axis, ddof, keepdims=keepdims)
     _as_before(steps, x, steps.call("sqrt", variance))
     return steps.result("std")
 
 
-def _variance(steps: _Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bool) -> DTensor:
+def _variance(steps: Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bool) -> DTensor:
     # In two passes, as numpy does it, because one would lose the digits of a large mean. Along
     # a split axis only sums move between workers, those of the mean and those of the squares.
     # The mean is added up in double precision, because parts are summed up in any order.
@@ -160,7 +160,7 @@ def _variance(steps: _Steps, x: DTensor, axis: Any, ddof: float, *, keepdims: bo
     return steps.call("true_divide", total, float(max(count - ddof, 0.0)))
 
 
-def _squares(steps: _Steps, x: DTensor) -> DTensor:
+def _squares(steps: Steps, x: DTensor) -> DTensor:
     """Of complex numbers those of their sizes, as numpy's from both parts: of inf + nan j NaN."""
     if x.dtype.kind != "c":
         return steps.call("square", x)
@@ -188,7 +188,7 @@ def norm(
     Raises:
         ConfigError: There is no such norm, or it has no rule.
     """
-    steps = _Steps(engine)
+    steps = Steps(engine)
     axes = normal_axes(axis, x.ndim)
     wide = _widened(steps, x)
     euclidean = len(axes) == 1 and order == 2  # noqa: PLR2004
@@ -207,7 +207,7 @@ def norm(
 
 
 def _vector_norm(
-    steps: _Steps, x: DTensor, order: Any, axes: tuple[int, ...], *, keepdims: bool
+    steps: Steps, x: DTensor, order: Any, axes: tuple[int, ...], *, keepdims: bool
 ) -> DTensor:
     if isinstance(order, str) or not isinstance(order, (int, float, np.number)):
         raise ConfigError(f"numpy.linalg.norm of vectors takes a number as ord, got {order!r}")
@@ -226,7 +226,7 @@ def _vector_norm(
 
 
 def _matrix_norm(
-    steps: _Steps, x: DTensor, order: Any, axes: tuple[int, ...], *, keepdims: bool
+    steps: Steps, x: DTensor, order: Any, axes: tuple[int, ...], *, keepdims: bool
 ) -> DTensor:
     if order not in (1, -1, math.inf, -math.inf):
         raise ConfigError(
@@ -244,7 +244,7 @@ def _matrix_norm(
 def _cumsum(
     engine: Computing, x: DTensor, *, axis: SupportsIndex | None = None, dtype: Any = None
 ) -> DTensor:
-    steps = _Steps(engine)
+    steps = Steps(engine)
     if axis is None:
         x, axis = steps.call("reshape", x, shape=(-1,)), 0
     place = normal_axis(axis, x.ndim)
@@ -320,7 +320,7 @@ def _concatenate(engine: Computing, *operands: Any, axis: SupportsIndex = 0) -> 
     if at is None or any(spec.is_partial for spec in specs):
         return engine.call_rule("concatenate", *operands, axis=axis)
     equal = Placement((*specs[:at], PlacementSpec.sharding(place), *specs[at + 1 :]))
-    steps = _Steps(engine)
+    steps = Steps(engine)
     alike = [
         each
         if each.info.axes == largest.info.axes and _but(each, at) == _but(largest, at)
@@ -384,7 +384,7 @@ def _getitem(engine: Computing, x: DTensor, items: tuple[Any, ...]) -> DTensor:
     picked = [item for item in given if item is not None]
     slices = [_slice(item, extent) for item, extent in zip(picked, x.shape, strict=True)]
     gone = {axis for axis, item in enumerate(picked) if not isinstance(item, slice)}
-    steps = _Steps(engine)
+    steps = Steps(engine)
     out = steps.keep(engine.take_slices(x, *_cut(x, tuple(slices))))
     sizes = iter(out.shape)
     shape: list[int] = []
@@ -421,7 +421,7 @@ def _gather(engine: Computing, x: DTensor, given: list[Any]) -> DTensor:
     ids = given[at[0]]
     given[at[0]] = slice(None)
     numbers = [place for place, item in enumerate(given) if as_index(item) is not None]
-    steps = _Steps(engine)
+    steps = Steps(engine)
     rest = steps.keep(getitem(engine, x, tuple(given)))
     if any(item is Ellipsis for item in given[: at[0]]):
         behind = sum(item is None or isinstance(item, slice) for item in given[at[0] :])
@@ -456,7 +456,7 @@ def _slice(item: Any, extent: int) -> _Slice:
 
 
 def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
-    steps = _Steps(engine)
+    steps = Steps(engine)
     out = x
     if isinstance(x, DTensor) and x.dtype.kind in "iu":
         # As numpy does it: what a dtype cannot be beyond is no limit, where Python has it.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
 
 from disco_client.distributed.composites import Composite, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.numpy_shapes import SHAPES
 from disco_client.distributed.ops import as_index, integers, normal_axes, normal_axis, numpy_dtype
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.wire.host_arrays import as_host_array
@@ -421,3 +423,9 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
     np.size: _size,
 }
 """By numpy's functions that are no ufuncs."""
+
+FUNCTIONS.update(
+    (attrgetter(name)(np), function)
+    for name, function in SHAPES.items()
+    if hasattr(np.linalg if "." in name else np, name.rpartition(".")[2])
+)
