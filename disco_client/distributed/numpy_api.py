@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
 
-from disco_client.distributed.composites import Composite, norm
+from disco_client.distributed.composites import Composite
 from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.numpy_products import PRODUCTS
 from disco_client.distributed.numpy_shapes import SHAPES
-from disco_client.distributed.ops import as_index, integers, normal_axes, normal_axis, numpy_dtype
-from disco_client.errors import ConfigError, DtypeError, OutOfBounds
+from disco_client.distributed.ops import integers, normal_axes, normal_axis, numpy_dtype
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
 
 __all__ = ["FUNCTIONS", "unsaid"]
@@ -54,20 +54,6 @@ def _arg(name: str) -> Composite:
 
 def _where(engine: Computing, *operands: Any) -> DTensor:
     return engine.call("where", *operands)
-
-
-def _dot(engine: Computing, a: Any, b: Any, out: None = None) -> DTensor:
-    _no_out("dot", out)
-    # A number is an array without axes here, with a dtype of its own.
-    a, b = (each if isinstance(each, DTensor) else as_host_array(each) for each in (a, b))
-    if not (a.ndim and b.ndim):
-        return engine.call("multiply", a, b)
-    if a.ndim > 1 and b.ndim > _PLANE:
-        raise ConfigError(
-            "numpy.dot of more than two axes on both sides pairs all of their leading axes, for"
-            " which there is no rule; numpy.einsum can say which are to be paired"
-        )
-    return engine.call("matmul", a, b)
 
 
 def _reshape(
@@ -219,41 +205,6 @@ def _zeros_like(
     return engine.call("zeros_like", a, dtype=None if dtype is None else np.dtype(dtype).name)
 
 
-def _norm(
-    engine: Computing,
-    x: DTensor,
-    ord: Any = None,  # noqa: A002  (numpy's name)
-    axis: Any = None,
-    keepdims: bool = False,
-) -> DTensor:
-    return norm(engine, x, ord, axis, keepdims=keepdims)
-
-
-def _tensordot(engine: Computing, a: Any, b: Any, axes: Any = 2) -> DTensor:
-    one, other = np.ndim(a), np.ndim(b)
-    count = as_index(axes)
-    if count is not None:
-        if count > min(one, other):
-            raise OutOfBounds(f"tensordot: {one} and {other} axes cannot be paired in {count}")
-        pairs = [(one - count + number, number) for number in range(count)]
-    else:
-        ours, theirs = map(several, axes)
-        ours, theirs = normal_axes(ours, one), normal_axes(theirs, other)
-        if len(ours) != len(theirs):
-            raise ConfigError(
-                f"tensordot: expected as many axes of one as of the other, got {axes}"
-            )
-        pairs = list(zip(ours, theirs, strict=True))
-    names = iter(string.ascii_letters)
-    first = [next(names) for _ in range(one)]
-    second = [next(names) for _ in range(other)]
-    for here, there in pairs:
-        second[there] = first[here]
-    rest = [letter for letter in (*first, *second) if (*first, *second).count(letter) == 1]
-    subscripts = f"{''.join(first)},{''.join(second)}->{''.join(rest)}"
-    return engine.call("einsum", a, b, subscripts=subscripts)
-
-
 def _tile(engine: Computing, A: Any, reps: Any) -> DTensor:  # noqa: N803  (numpy's name)
     counts = tuple(integers("tile", several(reps)))
     if any(count < 0 for count in counts):
@@ -313,13 +264,6 @@ def _pairs(what: str, given: Any, ndim: int) -> tuple[tuple[Any, ...], ...]:
     except ValueError:
         raise ConfigError(f"pad: expected {what} for each of {ndim} axes, got {given!r}") from None
     return tuple(map(tuple, pairs))
-
-
-def _einsum(engine: Computing, subscripts: Any, *operands: Any, **options: Any) -> DTensor:
-    if not isinstance(subscripts, str):
-        raise ConfigError("einsum of distributed tensors takes its subscripts as text, 'ij,jk->ik'")
-    options.pop("optimize", None)
-    return engine.call("einsum", *operands, subscripts=subscripts, **options)
 
 
 def _swapaxes(engine: Computing, a: DTensor, axis1: int, axis2: int) -> DTensor:
@@ -385,7 +329,6 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
     np.mean: _named("mean", "a", "axis", "dtype", "out", "keepdims"),
     np.var: _named("var", "a", "axis", "dtype", "out", "ddof", "keepdims"),
     np.std: _named("std", "a", "axis", "dtype", "out", "ddof", "keepdims"),
-    np.linalg.norm: _norm,
     np.cumsum: _cumsum,
     np.argmax: _arg("argmax"),
     np.argmin: _arg("argmin"),
@@ -415,9 +358,6 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
     np.repeat: _repeat,
     np.pad: _pad,
     np.zeros_like: _zeros_like,
-    np.tensordot: _tensordot,
-    np.einsum: _einsum,
-    np.dot: _dot,
     np.shape: _shape,
     np.ndim: _ndim,
     np.size: _size,
@@ -426,6 +366,6 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
 
 FUNCTIONS.update(
     (attrgetter(name)(np), function)
-    for name, function in SHAPES.items()
+    for name, function in (*SHAPES.items(), *PRODUCTS.items())
     if hasattr(np.linalg if "." in name else np, name.rpartition(".")[2])
 )

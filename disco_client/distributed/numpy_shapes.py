@@ -173,7 +173,7 @@ def _at_least(count: int) -> Callable[..., Any]:
 
 
 def _widened(engine: Computing, array: Any, count: int) -> Any:
-    """With axes of extent 1 where numpy's atleast functions add them."""
+    """With axes of extent 1 where numpy adds them, in front or, of three, around."""
     shape = tuple(np.shape(array))
     lacks = count - len(shape)
     if lacks <= 0:
