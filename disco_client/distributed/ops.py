@@ -1026,8 +1026,8 @@ def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0
     def tables(
         operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
     ) -> Mapping[str, Sequence[Any]]:
-        mesh = operands[0].device_mesh
-        return {"first": [operands[0].bounds(at)[place][0] for at in range(mesh.size)]}
+        places = range(operands[0].device_mesh.size)
+        return {"first": [operands[0].pieces(at)[place][0][0] for at in places]}
 
     options = {"axis": place, "extent": x.shape[place]}
     return Local("take", pattern, TensorStructInfo(shape, x.dtype), options, tables)
