@@ -13,6 +13,7 @@ from disco_client.distributed.composites import Composite
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.numpy_products import PRODUCTS
 from disco_client.distributed.numpy_shapes import SHAPES
+from disco_client.distributed.numpy_statistics import STATISTICS
 from disco_client.distributed.ops import integers, normal_axes, normal_axis, numpy_dtype
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
@@ -366,6 +367,6 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
 
 FUNCTIONS.update(
     (attrgetter(name)(np), function)
-    for name, function in (*SHAPES.items(), *PRODUCTS.items())
+    for name, function in {**SHAPES, **PRODUCTS, **STATISTICS}.items()
     if hasattr(np.linalg if "." in name else np, name.rpartition(".")[2])
 )
