@@ -16,7 +16,8 @@ from disco_client.distributed.composites import COMPOSITES, getitem
 from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
 from disco_client.distributed.file_tensors import FileTensor, distribute_file
 from disco_client.distributed.mesh import DeviceMesh, checked_shape
-from disco_client.distributed.numpy_api import FUNCTIONS, unsaid
+from disco_client.distributed.numpy_api import FUNCTIONS
+from disco_client.distributed.numpy_arguments import unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
 from disco_client.distributed.partial_sums import NumberStructInfo
 from disco_client.distributed.placement import (

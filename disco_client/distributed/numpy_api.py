@@ -11,6 +11,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite
 from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.numpy_arguments import array_of, no_out, unsaid
 from disco_client.distributed.numpy_products import PRODUCTS
 from disco_client.distributed.numpy_shapes import SHAPES
 from disco_client.distributed.numpy_statistics import STATISTICS
@@ -18,15 +19,10 @@ from disco_client.distributed.ops import integers, normal_axes, normal_axis, num
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
 
-__all__ = ["FUNCTIONS", "unsaid"]
+__all__ = ["FUNCTIONS"]
 
 
 _PLANE = 2
-
-
-def unsaid(option: str, value: object) -> bool:
-    """Whether an option of one of numpy's functions has the value that it has by default."""
-    return value is np._NoValue or (option in ("out", "dtype") and value is None)  # noqa: SLF001
 
 
 def _named(name: str, *parameters: str) -> Composite:
@@ -45,7 +41,7 @@ def _arg(name: str) -> Composite:
     def adapter(
         engine: Computing, a: Any, axis: Any = None, out: None = None, **more: Any
     ) -> DTensor:
-        _no_out(name, out)
+        no_out(name, out)
         if axis is not None:
             return engine.call(name, a, axis=axis, **more)
         return engine.call(name, _flat(engine, a), axis=0, **more)
@@ -70,13 +66,13 @@ def _reshape(
 def _np_clip(
     engine: Computing, a: Any, a_min: Any = None, a_max: Any = None, out: None = None, **more: Any
 ) -> DTensor:
-    _no_out("clip", out)
+    no_out("clip", out)
     low, high = more.pop("min", a_min), more.pop("max", a_max)
     return engine.call("clip", a, low, high, **more)
 
 
 def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -> DTensor:
-    _no_out("round", out)
+    no_out("round", out)
     numpy_dtype("numpy.round", lambda: np.round(np.zeros(1, a.dtype), decimals))
     if a.dtype.kind in "iu":
         if decimals < 0:
@@ -95,7 +91,7 @@ def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -
 def _take(
     engine: Computing, a: Any, indices: Any, axis: Any = None, out: None = None, mode: str = "raise"
 ) -> DTensor:
-    _no_out("take", out)
+    no_out("take", out)
     if mode != "raise":
         raise ConfigError(f"numpy.take of distributed tensors has no mode {mode!r}")
     if axis is not None:
@@ -106,15 +102,15 @@ def _take(
 def _concatenate(
     engine: Computing, arrays: Sequence[Any], axis: Any = 0, out: None = None
 ) -> DTensor:
-    _no_out("concatenate", out)
+    no_out("concatenate", out)
     if axis is None:
         arrays, axis = [_flat(engine, each) for each in arrays], 0
     return engine.call("concatenate", *arrays, axis=axis)
 
 
 def _stack(engine: Computing, arrays: Sequence[Any], axis: Any = 0, out: None = None) -> DTensor:
-    _no_out("stack", out)
-    each = [array if isinstance(array, DTensor) else as_host_array(array) for array in arrays]
+    no_out("stack", out)
+    each = list(map(array_of, arrays))
     place = normal_axis(axis, each[0].ndim + 1)
     index = (*(slice(None),) * place, None)
     return engine.call("concatenate", *(array[index] for array in each), axis=place)
@@ -124,7 +120,7 @@ def _joined(
     engine: Computing, name: str, arrays: Sequence[Any], axes: int, axis: int, out: object
 ) -> DTensor:
     """Puts arrays together that get at least so many axes first, as numpy adds them."""
-    _no_out(name, out)
+    no_out(name, out)
     shaped = [_at_least(engine, each, axes) for each in arrays]
     return engine.call("concatenate", *shaped, axis=axis)
 
@@ -193,7 +189,7 @@ def _split_along(name: str, axis: int) -> Composite:
 def _cumsum(
     engine: Computing, a: DTensor, axis: Any = None, dtype: Any = None, out: None = None
 ) -> DTensor:
-    _no_out("cumsum", out)
+    no_out("cumsum", out)
     return engine.call("cumsum", a, axis=axis, dtype=dtype)
 
 
@@ -301,11 +297,6 @@ def _flat(engine: Computing, array: Any) -> Any:
     if isinstance(array, DTensor):
         return engine.call("reshape", array, shape=(-1,))
     return as_host_array(array).reshape(-1)
-
-
-def _no_out(name: str, out: object) -> None:
-    if out is not None:
-        raise ConfigError(f"numpy.{name} cannot write distributed tensors into out")
 
 
 def _shape(_engine: Computing, a: DTensor) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, Steps, getitem, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.numpy_arguments import array_of, no_out
 from disco_client.distributed.ops import as_index, integers, normal_axes, normal_axis
 from disco_client.errors import ConfigError, OutOfBounds
 from disco_client.wire.host_arrays import as_host_array
@@ -18,10 +19,6 @@ __all__ = ["PRODUCTS"]
 _PLANE, _SPACE = 2, 3
 
 
-def _array(operand: Any) -> Any:
-    return operand if isinstance(operand, DTensor) else as_host_array(operand)
-
-
 def _flat(steps: Steps, operand: Any) -> Any:
     if isinstance(operand, DTensor):
         return steps.call("reshape", operand, shape=(-1,))
@@ -29,9 +26,9 @@ def _flat(steps: Steps, operand: Any) -> Any:
 
 
 def _dot(engine: Computing, a: Any, b: Any, out: None = None) -> DTensor:
-    _no_out("dot", out)
+    no_out("dot", out)
     # A number is an array without axes here, with a dtype of its own.
-    a, b = (each if isinstance(each, DTensor) else as_host_array(each) for each in (a, b))
+    a, b = array_of(a), array_of(b)
     if not (a.ndim and b.ndim):
         return engine.call("multiply", a, b)
     if a.ndim > 1 and b.ndim > _PLANE:
@@ -85,7 +82,7 @@ def _einsum(engine: Computing, subscripts: Any, *operands: Any, **options: Any) 
 
 
 def _outer(engine: Computing, a: Any, b: Any, out: None = None) -> DTensor:
-    _no_out("outer", out)
+    no_out("outer", out)
     steps = Steps(engine)
     one, other = _flat(steps, a), _flat(steps, b)
     column = one[:, None] if not isinstance(one, DTensor) else steps.keep(one[:, None])
@@ -102,7 +99,7 @@ def _linalg_outer(engine: Computing, x1: Any, x2: Any) -> DTensor:
 
 def _inner(engine: Computing, a: Any, b: Any) -> DTensor:
     """Sums over the last axis of both, of each pair of their other axes."""
-    a, b = _array(a), _array(b)
+    a, b = array_of(a), array_of(b)
     if not (a.ndim and b.ndim):
         return engine.call("multiply", a, b)
     if a.shape[-1] != b.shape[-1]:
@@ -132,7 +129,7 @@ def _vdot(engine: Computing, a: Any, b: Any) -> DTensor:
 def _vecdot(engine: Computing, x1: Any, x2: Any, axis: SupportsIndex = -1) -> DTensor:
     """Of the conjugate of the first, along one axis of both; the other axes are broadcast."""
     steps = Steps(engine)
-    one, other = _array(x1), _array(x2)
+    one, other = array_of(x1), array_of(x2)
     if not (one.ndim and other.ndim):
         raise ConfigError("vecdot needs at least one axis of both")
     for each in (one, other):
@@ -150,7 +147,7 @@ def _vecdot(engine: Computing, x1: Any, x2: Any, axis: SupportsIndex = -1) -> DT
 
 
 def _kron(engine: Computing, a: Any, b: Any) -> DTensor:
-    one, other = _array(a), _array(b)
+    one, other = array_of(a), array_of(b)
     ndim = max(one.ndim, other.ndim)
     wide = [(1,) * (ndim - each.ndim) + tuple(each.shape) for each in (one, other)]
     steps = Steps(engine)
@@ -182,7 +179,7 @@ def _cross(
     """Of vectors of three numbers along an axis."""
     if axis is not None:
         axisa = axisb = axisc = axis
-    one, other = _array(a), _array(b)
+    one, other = array_of(a), array_of(b)
     for each, along in ((one, axisa), (other, axisb)):
         if each.shape[normal_axis(along, each.ndim)] != _SPACE:
             raise ConfigError(
@@ -238,7 +235,7 @@ def _trace(
     dtype: Any = None,
     out: None = None,
 ) -> DTensor:
-    _no_out("trace", out)
+    no_out("trace", out)
     steps = Steps(engine)
     found = steps.keep(_diagonal(engine, a, offset, axis1, axis2))
     steps.call("sum", found, axis=-1, dtype=dtype)
@@ -282,11 +279,6 @@ def _vector_norm(
 
 def _matmul(engine: Computing, x1: Any, x2: Any) -> DTensor:
     return engine.call("matmul", x1, x2)
-
-
-def _no_out(name: str, out: object) -> None:
-    if out is not None:
-        raise ConfigError(f"numpy.{name} cannot write distributed tensors into out")
 
 
 PRODUCTS: dict[str, Composite] = {

@@ -10,15 +10,11 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor
+from disco_client.distributed.numpy_arguments import array_of, no_out
 from disco_client.distributed.ops import normal_axes
 from disco_client.errors import ConfigError
-from disco_client.wire.host_arrays import as_host_array
 
 __all__ = ["STATISTICS"]
-
-
-def _array(operand: Any) -> Any:
-    return operand if isinstance(operand, DTensor) else as_host_array(operand)
 
 
 def _has_nan(dtype: np.dtype[Any]) -> bool:
@@ -38,7 +34,7 @@ def _isclose(
 ) -> DTensor:
     """Whether ``|a - b| <= atol + rtol * |b|``, as numpy says it; infinities are close if equal."""
     steps = Steps(engine)
-    one, other = _array(a), _array(b)
+    one, other = array_of(a), array_of(b)
     if other.dtype.kind in "biu":  # the least integer has no absolute value
         other = other.astype(np.result_type(other.dtype, 1.0))
     equal = steps.call("equal", one, other)
@@ -87,7 +83,7 @@ def _allclose(
 def _array_equal(engine: Computing, a1: Any, a2: Any, equal_nan: bool = False) -> DTensor:
     """A truth value on the workers, also where the shapes say it already."""
     steps = Steps(engine)
-    one, other = _array(a1), _array(a2)
+    one, other = array_of(a1), array_of(a2)
     if tuple(one.shape) != tuple(other.shape):
         return _false(steps, one, other, "array_equal")
     equal = steps.call("equal", one, other)
@@ -100,7 +96,7 @@ def _array_equal(engine: Computing, a1: Any, a2: Any, equal_nan: bool = False) -
 
 def _array_equiv(engine: Computing, a1: Any, a2: Any) -> DTensor:
     steps = Steps(engine)
-    one, other = _array(a1), _array(a2)
+    one, other = array_of(a1), array_of(a2)
     try:
         np.broadcast_shapes(tuple(one.shape), tuple(other.shape))
     except ValueError:
@@ -132,7 +128,7 @@ def _nan_reduction(name: str, neutral: float) -> Callable[..., DTensor]:
         out: None = None,
         **more: Any,
     ) -> DTensor:
-        _no_out(f"nan{name}", out)
+        no_out(f"nan{name}", out)
         steps = Steps(engine)
         x = _filled(steps, a, a.dtype.type(neutral)) if _has_nan(a.dtype) else a
         steps.call(name, x, axis=axis, dtype=dtype, **more)
@@ -145,7 +141,7 @@ def _nan_extreme(name: str, neutral: float) -> Callable[..., DTensor]:
     def reduce(
         engine: Computing, a: DTensor, axis: Any = None, out: None = None, **more: Any
     ) -> DTensor:
-        _no_out(f"nan{name}", out)
+        no_out(f"nan{name}", out)
         steps = Steps(engine)
         if not _has_nan(a.dtype):
             steps.call(name, a, axis=axis, **more)
@@ -172,7 +168,7 @@ def _nanmean(
     out: None = None,
     keepdims: bool = False,
 ) -> DTensor:
-    _no_out("nanmean", out)
+    no_out("nanmean", out)
     steps = Steps(engine)
     if dtype is not None:
         raise ConfigError("numpy.nanmean of distributed tensors has the dtype of its operand")
@@ -195,7 +191,7 @@ def _nan_variance(name: str) -> Callable[..., DTensor]:
         ddof: float = 0,
         keepdims: bool = False,
     ) -> DTensor:
-        _no_out(f"nan{name}", out)
+        no_out(f"nan{name}", out)
         if dtype is not None:
             raise ConfigError(f"numpy.nan{name} of distributed tensors has its operand's dtype")
         steps = Steps(engine)
@@ -258,7 +254,7 @@ def _count_nonzero(
 def _ptp(
     engine: Computing, a: DTensor, axis: Any = None, out: None = None, keepdims: bool = False
 ) -> DTensor:
-    _no_out("ptp", out)
+    no_out("ptp", out)
     steps = Steps(engine)
     ends = (steps.call(name, a, axis=axis, keepdims=keepdims) for name in ("max", "min"))
     steps.call("subtract", *ends)
@@ -275,14 +271,14 @@ def _average(
     keepdims: bool = False,
 ) -> DTensor:
     """Of the elements, or of each as often as its weight says."""
-    x = a if isinstance(a, DTensor) else as_host_array(a)
+    x = array_of(a)
     steps = Steps(engine)
     if returned:
         raise ConfigError("numpy.average of distributed tensors returns no sums of the weights")
     if weights is None:
         steps.call("mean", x, axis=axis, keepdims=keepdims)
         return steps.result("average")
-    given = _array(weights)
+    given = array_of(weights)
     if tuple(given.shape) != tuple(x.shape):
         axes = normal_axes(axis, x.ndim)
         if axis is None or tuple(given.shape) != tuple(x.shape[at] for at in axes):
@@ -303,11 +299,6 @@ def _average(
         steps.keep(scale)
     steps.call("true_divide", total, scale)
     return steps.result("average")
-
-
-def _no_out(name: str, out: object) -> None:
-    if out is not None:
-        raise ConfigError(f"numpy.{name} cannot write distributed tensors into out")
 
 
 STATISTICS: dict[str, Composite] = {

@@ -45,9 +45,9 @@ CALLS = {
 
 
 @pytest.fixture(scope="module")
-def threads():
-    with ThreadedSession(3) as session:
-        yield session
+def session():
+    with ThreadedSession(3) as shared:
+        yield shared
 
 
 def numbers(dtype):
@@ -65,12 +65,12 @@ def numbers(dtype):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("settled")
-def test_the_result_is_numpys(threads, name, placement, dtype):
+def test_the_result_is_numpys(session, name, placement, dtype):
     """Values, shape and dtype; what numpy refuses of a dtype is refused."""
     a, b = numbers(dtype)
     if placement == "P" and dtype == "float32" and not np.isfinite(a).all():
         a = b.copy()
-    x, y = (threads.distribute(each, placement=placement) for each in (a, b))
+    x, y = (session.distribute(each, placement=placement) for each in (a, b))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -95,8 +95,8 @@ def test_the_result_is_numpys(threads, name, placement, dtype):
         (lambda x: np.nansum(x, out=x), "cannot write distributed tensors into out"),
     ],
 )
-def test_what_is_not_served_is_refused(threads, call, text):
+def test_what_is_not_served_is_refused(session, call, text):
     """By its name."""
-    x = threads.distribute(numbers("float64")[1], placement="S[0]")
+    x = session.distribute(numbers("float64")[1], placement="S[0]")
     with pytest.raises(ConfigError, match=text):
         call(x)

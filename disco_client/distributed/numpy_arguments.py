@@ -1,0 +1,37 @@
+"""What arguments that several of numpy's functions take mean for distributed tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from disco_client.distributed.dtensor import DTensor
+from disco_client.errors import ConfigError
+from disco_client.wire.host_arrays import as_host_array
+
+__all__ = ["array_of", "no_out", "unsaid"]
+
+
+def array_of(operand: Any) -> Any:
+    """An operand with a shape and a dtype: a distributed tensor, or an array of what else it is."""
+    return operand if isinstance(operand, DTensor) else as_host_array(operand)
+
+
+def no_out(name: str, out: object) -> None:
+    """Refuses an array to write into.
+
+    Args:
+        name: The function.
+        out: The array; None where there is none.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if out is not None:
+        raise ConfigError(f"numpy.{name} cannot write distributed tensors into out")
+
+
+def unsaid(option: str, value: object) -> bool:
+    """Whether an option of one of numpy's functions has the value that it has by default."""
+    return value is np._NoValue or (option in ("out", "dtype") and value is None)  # noqa: SLF001
