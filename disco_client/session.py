@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from disco_client.distributed.dispatch import Engine
     from disco_client.distributed.dtensor import DTensor
     from disco_client.distributed.mesh import DeviceMesh
+    from disco_client.distributed.namespace import ArrayNamespace
     from disco_client.distributed.placement import Placement, PlacementSpec
     from disco_client.errors import Recovery
     from disco_client.failed_commands import Failures
@@ -719,6 +720,21 @@ class Session:
             array([[6., 7.]])
         """
         return self._engine.distribute(array, self.mesh() if mesh is None else mesh, placement)
+
+    @property
+    def numpy(self) -> ArrayNamespace:
+        """Numpy's names, whose functions make tensors on the workers and compute there.
+
+        What is made lies on all workers in one row, split along its first axis;
+        ``session.numpy(mesh=mesh, placement="R, S[0]")`` is for other meshes and placements.
+
+        Examples:
+            >>> xp = session.numpy
+            >>> x = xp.arange(8.0).reshape(4, 2)
+            >>> xp.roll(x, 1, axis=0)[0].numpy(), xp.eye(4).shape_on(0)
+            (array([6., 7.]), (1, 4))
+        """
+        return self._engine.namespace(self.mesh())
 
     def apply(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Computes a function of distributed tensors by its name; returns at once.

@@ -16,6 +16,7 @@ from disco_client.distributed.composites import COMPOSITES, getitem
 from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
 from disco_client.distributed.file_tensors import FileTensor, distribute_file
 from disco_client.distributed.mesh import DeviceMesh, checked_shape
+from disco_client.distributed.namespace import ArrayNamespace, first_axis_split
 from disco_client.distributed.numpy_api import FUNCTIONS
 from disco_client.distributed.numpy_arguments import unsaid
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
@@ -130,6 +131,7 @@ class Engine(Computing, Renewable):
         self._spreads = functools.lru_cache(maxsize=_KEPT)(self._find_spread)
         self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
         self._transfers = functools.lru_cache(maxsize=_KEPT)(self.executor.bind_transfer)
+        self._creators = functools.lru_cache(maxsize=_KEPT)(self._make_creator)
         self._slicers = functools.lru_cache(maxsize=_KEPT)(self._make_slicer)
         self._appenders = functools.lru_cache(maxsize=_KEPT)(self._make_appender)
 
@@ -431,6 +433,33 @@ class Engine(Computing, Renewable):
         places = range(info.device_mesh.size)
         held = [[list(map(list, info.pieces(place)[axis])) for axis in axes] for place in places]
         return self._bind("slice", info, {"axes": Shape(axes)}, {"held": held})
+
+    def namespace(self, mesh: DeviceMesh) -> ArrayNamespace:
+        """Numpy's names, whose functions compute on the workers of a mesh."""
+        return ArrayNamespace(self, mesh, first_axis_split(mesh))
+
+    def create(self, name: str, info: DTensorStructInfo, *numbers: object) -> DTensor:
+        """Makes a tensor on the workers, each its own part; returns at once.
+
+        Args:
+            name: How: see ``disco_server.rank.builtins.creation``.
+            info: What it is to be.
+            *numbers: What it is made from besides.
+        """
+        check_mesh(info.device_mesh, self._core.num_workers)
+        placement = info.placement
+        whole = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, placement.combined())
+        made = DTensor(self, whole, self._core.call(self._creators(name, whole), *numbers))
+        return self._brought(made, placement).explained_as(name, made)
+
+    def _make_creator(self, name: str, info: DTensorStructInfo) -> DRef:
+        mesh = info.device_mesh
+        pieces = [
+            [list(map(list, axis)) for axis in info.pieces(place)] for place in range(mesh.size)
+        ]
+        table = self.executor.table(mesh, pieces)
+        dtype = info.tensor_sinfo.dtype_name
+        return self._core.call_now("runtime.disco._dt_bind_creator", name, table, dtype)
 
     def append(self, tensors: Sequence[DTensor], axis: int, dtype: np.dtype[Any]) -> DTensor:
         """Puts tensors one behind the other along the axis that they are split along.

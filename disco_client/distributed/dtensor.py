@@ -42,6 +42,18 @@ class Computing(ABC):
         """Computes a function by its rule, also where another function of that name uses it."""
 
     @abstractmethod
+    def create(self, name: str, info: DTensorStructInfo, *numbers: object) -> DTensor:
+        """Makes a tensor on the workers, each its own part; returns at once."""
+
+    @abstractmethod
+    def distribute(self, array: object, mesh: DeviceMesh, placement: Placement | str) -> DTensor:
+        """Brings a host array to the workers of a mesh."""
+
+    @abstractmethod
+    def namespace(self, mesh: DeviceMesh) -> Any:
+        """Numpy's names, whose functions compute on the workers of a mesh."""
+
+    @abstractmethod
     def getitem(self, tensor: DTensor, items: Any) -> DTensor:
         """Takes what stands between brackets."""
 
@@ -716,6 +728,15 @@ class DTensor(Handle, Distributed, ArrayLike):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """Lets ``numpy.exp(x)`` and the like compute on the workers."""
         return self._engine.call_ufunc(ufunc, method, inputs, options)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """Numpy's names for the tensor's mesh, as the Array API standard asks for them.
+
+        Args:
+            api_version: The version of the standard, which changes nothing.
+        """
+        del api_version
+        return self._engine.namespace(self.mesh)
 
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: dict[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -10,8 +11,14 @@ import numpy as np
 from disco_client.distributed.composites import Composite, Steps, getitem
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import integers, normal_axes, normal_axis
+from disco_client.distributed.placement import (
+    DTensorStructInfo,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
 from disco_client.errors import ConfigError
-from disco_client.wire.values import shown
+from disco_client.wire.values import dtype_from_name, shown
 
 __all__ = ["SHAPES"]
 
@@ -210,6 +217,91 @@ def _append(engine: Computing, arr: Any, values: Any, axis: Any = None) -> DTens
     return engine.call("concatenate", *both, axis=axis)
 
 
+def _like(name: str, value: int | None) -> Callable[..., DTensor]:
+    """A tensor of one value that lies as another one."""
+
+    def like(
+        engine: Computing,
+        a: DTensor,
+        *given: Any,
+        dtype: Any = None,
+        order: str = "K",
+        subok: bool = True,
+        shape: Any = None,
+        device: Any = None,
+        **more: Any,
+    ) -> DTensor:
+        del order, subok  # each worker has its part in C order
+        if shape is not None or device is not None:
+            raise ConfigError(f"numpy.{name} of a distributed tensor has its shape and its device")
+        left = list(given)
+        fill = value
+        if fill is None:
+            fill = more.pop("fill_value") if "fill_value" in more else left.pop(0)
+        if left:
+            dtype = left.pop(0)
+        if more or left:
+            raise ConfigError(f"numpy.{name} of distributed tensors has no {more or left}")
+        kind = a.dtype if dtype is None else dtype_from_name(dtype)
+        if np.ndim(fill):
+            raise ConfigError(f"numpy.{name} of distributed tensors takes one value")
+        whole = TensorStructInfo(a.shape, kind)
+        info = DTensorStructInfo(whole, a.mesh, a.placement.combined())
+        return engine.create("full", info, np.asarray(fill, kind)).explained_as(name)
+
+    return like
+
+
+def _triangle(name: str, *, upper: bool) -> Callable[..., DTensor]:
+    """The elements on one side of a diagonal of each matrix, and zeros on the other."""
+
+    def cut(engine: Computing, m: DTensor, k: SupportsIndex = 0) -> DTensor:
+        (diagonal,) = integers(name, (k,))
+        if m.ndim < _PLANE:
+            if not m.ndim:
+                raise ConfigError(f"{name} needs at least one axis")
+            m = engine.call("tile", engine.call("reshape", m, shape=(1, -1)), reps=(m.size, 1))
+        first = m.ndim - _PLANE
+        copies = PlacementSpec.replica()
+        specs = (
+            replace(spec, axis=spec.axis - first) if spec.axis >= first else copies
+            for spec in m.placement.dim_specs
+        )
+        info = DTensorStructInfo(
+            TensorStructInfo(m.shape[first:], "bool"), m.mesh, Placement(specs)
+        )
+        below = engine.create("tri", info, diagonal - 1 if upper else diagonal)
+        zero = np.zeros((), m.dtype)
+        sides = (zero, m) if upper else (m, zero)
+        return engine.call("where", below, *sides).explained_as(name)
+
+    return cut
+
+
+def _meshgrid(
+    engine: Computing, *xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy"
+) -> tuple[DTensor, ...]:
+    if not copy:
+        raise ConfigError("numpy.meshgrid of distributed tensors makes tensors of its own")
+    if indexing not in ("xy", "ij"):
+        raise ConfigError(f"meshgrid: expected 'xy' or 'ij' as the indexing, got {indexing!r}")
+    ndim = len(xi)
+    order = list(range(ndim))
+    if indexing == "xy" and ndim >= _PLANE:
+        order[:_PLANE] = 1, 0
+    shape = [0] * ndim
+    for x, at in zip(xi, order, strict=True):
+        shape[at] = int(np.size(x))
+    grids: list[DTensor] = []
+    for x, at in zip(xi, order, strict=True):
+        wide = [-1 if axis == at else 1 for axis in range(ndim)]
+        if not isinstance(x, DTensor):
+            raise ConfigError("numpy.meshgrid takes distributed tensors alone here")
+        grid = engine.call("reshape", x, shape=wide)
+        grids.append(grid if sparse else _broadcast_to(engine, grid, shape))
+    return tuple(grids)
+
+
 def _copy(_engine: Computing, a: DTensor, order: str = "K", subok: bool = False) -> DTensor:
     del order, subok  # each worker has its part in C order
     return a.__copy__()
@@ -234,5 +326,11 @@ SHAPES: dict[str, Composite] = {
     "unstack": _unstack,
     "append": _append,
     "copy": _copy,
+    "ones_like": _like("ones_like", 1),
+    "empty_like": _like("empty_like", 0),
+    "full_like": _like("full_like", None),
+    "tril": _triangle("tril", upper=False),
+    "triu": _triangle("triu", upper=True),
+    "meshgrid": _meshgrid,
 }
 """By numpy's names, of which older versions of numpy lack some."""

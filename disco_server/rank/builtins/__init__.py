@@ -3,6 +3,7 @@
 from disco_server.rank.builtins import (
     checkpoints,
     core,
+    creation,
     files,
     objects,
     tensors,
@@ -14,6 +15,7 @@ from disco_server.rank.builtins import (
 __all__ = [
     "checkpoints",
     "core",
+    "creation",
     "files",
     "objects",
     "tensors",

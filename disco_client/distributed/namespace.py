@@ -1,0 +1,358 @@
+"""A namespace of numpy's names whose functions compute on the workers of a session."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import Any, cast
+
+import numpy as np
+
+from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.numpy_api import FUNCTIONS
+from disco_client.distributed.numpy_arguments import array_of
+from disco_client.distributed.ops import integers
+from disco_client.distributed.placement import (
+    DTensorStructInfo,
+    Placement,
+    PlacementSpec,
+    TensorStructInfo,
+)
+from disco_client.errors import ConfigError, DtypeError
+from disco_client.wire.values import dtype_from_name
+
+__all__ = ["ArrayNamespace", "first_axis_split"]
+
+
+_DATA = frozenset(
+    [
+        *("pi", "e", "inf", "nan", "newaxis", "euler_gamma"),
+        *("bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
+        *("uint64", "float16", "float32", "float64", "complex64", "complex128", "intp"),
+        *("dtype", "finfo", "iinfo", "result_type", "can_cast", "promote_types", "issubdtype"),
+        *("isdtype", "broadcast_shapes", "errstate", "s_", "index_exp"),
+    ]
+)
+"""Names of numpy's that compute with no tensor, and are numpy's own."""
+
+
+_OF_SEVERAL = frozenset(["concatenate", "stack", "vstack", "hstack", "dstack", "column_stack"])
+"""Functions whose first operand is a sequence of arrays."""
+
+
+class ArrayNamespace:
+    """numpy's functions, for one mesh of a session; see ``Session.numpy``.
+
+    Args:
+        engine: Computes.
+        mesh: On which workers what is made here lies.
+        placement: How, unless a call says so; an axis that a tensor lacks is not split.
+    """
+
+    def __init__(self, engine: Computing, mesh: DeviceMesh, placement: Placement | str) -> None:
+        self._engine = engine
+        self._mesh = mesh
+        found = Placement.from_text(placement) if isinstance(placement, str) else placement
+        if len(found) != mesh.ndim:
+            raise ConfigError(f"expected a spec for each axis of {mesh!r}, got {str(found)!r}")
+        self._placement = found
+
+    def __call__(
+        self, *, mesh: DeviceMesh | None = None, placement: Placement | str | None = None
+    ) -> ArrayNamespace:
+        """The same on another mesh, or with another placement of what is made.
+
+        Args:
+            mesh: The mesh; by default the same.
+            placement: A spec for each of its axes; by default a split of a tensor's first axis
+                along the first axis of the mesh.
+        """
+        where = self._mesh if mesh is None else mesh
+        if placement is None:
+            placement = self._placement if mesh is None else first_axis_split(where)
+        return ArrayNamespace(self._engine, where, placement)
+
+    def __repr__(self) -> str:
+        return f"<numpy on {self._mesh!r}, {str(self._placement)!r}>"
+
+    # Made on the workers ----------------------------------------------------------------
+
+    def _info(
+        self, shape: Any, dtype: object, placement: Placement | str | None
+    ) -> DTensorStructInfo:
+        extents = integers("shape", several(shape))
+        whole = TensorStructInfo(extents, dtype_from_name(dtype))
+        if placement is None:
+            # A tensor without the axis is not split along it.
+            copies = PlacementSpec.replica()
+            placement = Placement(
+                copies if spec.axis >= whole.ndim else spec for spec in self._placement.dim_specs
+            )
+        return DTensorStructInfo(whole, self._mesh, placement)
+
+    def full(
+        self,
+        shape: Any,
+        fill_value: Any,
+        dtype: object = None,
+        *,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
+        """A tensor of one value, or of an array that is broadcast.
+
+        Args:
+            shape: An extent, or several.
+            fill_value: The value.
+            dtype: By default that of the value.
+            placement: How it lies; by default as the namespace says.
+        """
+        value = array_of(fill_value)
+        kind = value.dtype if dtype is None else dtype_from_name(dtype)
+        info = self._info(shape, kind, placement)
+        if not value.ndim and not isinstance(value, DTensor):
+            return self._engine.create("full", info, np.asarray(value, kind))
+        shape = info.tensor_sinfo.shape
+        plan = DTensorStructInfo(TensorStructInfo(shape, "bool"), self._mesh, info.placement)
+        nowhere = self._engine.create("full", plan, np.False_)
+        made = self._engine.call("where", nowhere, value, value).astype(kind)
+        return made.redistribute(info.placement).explained_as("full", made)
+
+    def zeros(
+        self, shape: Any, dtype: object = "float64", *, placement: Placement | str | None = None
+    ) -> DTensor:
+        """A tensor of zeros; see :meth:`full`."""
+        return self._of(0, shape, dtype, placement)
+
+    def ones(
+        self, shape: Any, dtype: object = "float64", *, placement: Placement | str | None = None
+    ) -> DTensor:
+        """A tensor of ones; see :meth:`full`."""
+        return self._of(1, shape, dtype, placement)
+
+    def empty(
+        self, shape: Any, dtype: object = "float64", *, placement: Placement | str | None = None
+    ) -> DTensor:
+        """A tensor whose values are not to be used; they are zeros."""
+        return self._of(0, shape, dtype, placement)
+
+    def _of(
+        self, value: int, shape: Any, dtype: object, placement: Placement | str | None
+    ) -> DTensor:
+        kind = np.dtype("float64") if dtype is None else dtype_from_name(dtype)
+        info = self._info(shape, kind, placement)
+        return self._engine.create("full", info, np.asarray(value, kind))
+
+    def arange(
+        self,
+        start: Any,
+        stop: Any = None,
+        step: Any = 1,
+        dtype: object = None,
+        *,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
+        """Numbers in even steps, from a first one to before a last one."""
+        if stop is None:
+            start, stop = 0, start
+        ends = [np.asarray(each) for each in (start, stop, step)]
+        if any(each.ndim or each.dtype.kind not in "iuf" for each in ends):
+            raise DtypeError(f"arange: expected real numbers, got {start!r}, {stop!r}, {step!r}")
+        if not step:
+            raise ConfigError("arange: expected a step that is not 0")
+        kind = np.result_type(*ends) if dtype is None else dtype_from_name(dtype)
+        count = max(0, math.ceil((stop - start) / step))
+        info = self._info(count, kind, placement)
+        first, second = (np.asarray(each) for each in (start, start + step))
+        return self._engine.create("arange", info, first, second)
+
+    def linspace(
+        self,
+        start: Any,
+        stop: Any,
+        num: int = 50,
+        endpoint: bool = True,
+        retstep: bool = False,
+        dtype: object = None,
+        axis: int = 0,
+        *,
+        placement: Placement | str | None = None,
+    ) -> Any:
+        """So many numbers at equal distances, the last one among them unless ``endpoint=False``."""
+        (count,) = integers("linspace", (num,))
+        if count < 0:
+            raise ConfigError(f"linspace: expected a count from 0, got {count}")
+        if np.ndim(start) or np.ndim(stop) or axis not in (0, -1):
+            raise ConfigError("linspace on the workers takes numbers as its ends")
+        kind = np.result_type(np.asarray(start), np.asarray(stop), float(count))
+        wanted = kind if dtype is None else dtype_from_name(dtype)
+        info = self._info(count, wanted, placement)
+        ends = (np.asarray(each, kind) for each in (start, stop))
+        made = self._engine.create("linspace", info, *ends, count, bool(endpoint))
+        if not retstep:
+            return made
+        divisions = count - 1 if endpoint else count
+        return made, (stop - start) / divisions if divisions > 0 else math.nan
+
+    def eye(
+        self,
+        N: int,  # noqa: N803  (numpy's names)
+        M: int | None = None,  # noqa: N803
+        k: int = 0,
+        dtype: object = "float64",
+        *,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
+        """Ones on a diagonal and zeros elsewhere."""
+        return self._matrix("eye", N, M, k, dtype, placement)
+
+    def identity(
+        self, n: int, dtype: object = "float64", *, placement: Placement | str | None = None
+    ) -> DTensor:
+        """The square matrix with ones on its diagonal."""
+        return self._matrix("eye", n, None, 0, dtype, placement)
+
+    def tri(
+        self,
+        N: int,  # noqa: N803  (numpy's names)
+        M: int | None = None,  # noqa: N803
+        k: int = 0,
+        dtype: object = "float64",
+        *,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
+        """Ones on a diagonal and below it, zeros above."""
+        return self._matrix("tri", N, M, k, dtype, placement)
+
+    def _matrix(
+        self,
+        name: str,
+        rows: int,
+        columns: int | None,
+        offset: int,
+        dtype: object,
+        placement: Placement | str | None,
+    ) -> DTensor:
+        extents = integers(name, (rows, rows if columns is None else columns))
+        (diagonal,) = integers(name, (offset,))
+        kind = np.dtype("float64") if dtype is None else dtype_from_name(dtype)
+        info = self._info([max(0, extent) for extent in extents], kind, placement)
+        return self._engine.create(name, info, diagonal)
+
+    def indices(
+        self,
+        dimensions: Sequence[int],
+        dtype: object = "int64",
+        sparse: bool = False,
+        *,
+        placement: Placement | str | None = None,
+    ) -> Any:
+        """For each axis of a grid the index along it of each element, one grid after the other."""
+        extents = integers("indices", several(dimensions))
+        kind = dtype_from_name(dtype)
+        if sparse:
+            shapes = [
+                [extent if at == axis else 1 for at in range(len(extents))]
+                for axis, extent in enumerate(extents)
+            ]
+            return tuple(
+                self._engine.create("indices", self._info(shape, kind, placement), axis)
+                for axis, shape in enumerate(shapes)
+            )
+        info = self._info(extents, kind, placement)
+        grids = [self._engine.create("indices", info, axis) for axis in range(len(extents))]
+        if not grids:
+            return self.zeros((0,), kind)
+        return np.stack(grids)  # type: ignore[arg-type]
+
+    def asarray(
+        self,
+        a: Any,
+        dtype: object = None,
+        *,
+        copy: bool | None = None,
+        placement: Placement | str | None = None,
+    ) -> DTensor:
+        """A tensor of what is none yet, from the client; others stay as they are.
+
+        Args:
+            a: A distributed tensor, an array, nested sequences or a number.
+            dtype: By default its own.
+            copy: Whether it may not share memory with ``a``.
+            placement: How it lies; by default as the namespace says, or as it does.
+        """
+        kind = None if dtype is None else dtype_from_name(dtype)
+        if not isinstance(a, DTensor):
+            host = array_of(a)
+            host = host if kind is None else host.astype(kind)
+            info = self._info(host.shape, host.dtype, placement)
+            return self._engine.distribute(host, self._mesh, info.placement)
+        out = a if kind is None or kind == a.dtype else a.astype(kind)
+        if placement is not None:
+            out = out.redistribute(placement)
+        return out.__copy__() if copy and out is a else out
+
+    array = asarray
+
+    # Functions ----------------------------------------------------------------------------
+
+    @cached_property
+    def linalg(self) -> _Functions:
+        """Those of ``numpy.linalg``."""
+        return _Functions(self, "linalg.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _DATA and hasattr(np, name):
+            return getattr(np, name)
+        return self.function(name)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """One of numpy's functions, which also takes what is no distributed tensor yet.
+
+        Raises:
+            AttributeError: It is not served.
+        """
+        try:
+            function = attrgetter(name)(np)
+        except AttributeError:
+            function = None
+        if not (isinstance(function, np.ufunc) or function in FUNCTIONS):
+            msg = (
+                f"{self!r} has no {name}; of x.numpy() numpy can compute what it has, and"
+                " session.apply does by a rule of your own"
+            )
+            raise AttributeError(msg)
+        return partial(self._call, cast("Callable[..., Any]", function))
+
+    def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if args and not any(map(_has_tensor, args)):
+            first, *rest = args
+            several_of = function.__name__ in _OF_SEVERAL
+            made = list(map(self.asarray, first)) if several_of else self.asarray(first)
+            args = (made, *rest)
+        return function(*args, **options)
+
+
+class _Functions:
+    """The functions of one of numpy's modules."""
+
+    def __init__(self, namespace: ArrayNamespace, prefix: str) -> None:
+        self._namespace = namespace
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return self._namespace.function(self._prefix + name)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_tensor, cast("Sequence[Any]", value)))
+    return isinstance(value, DTensor)
+
+
+def first_axis_split(mesh: DeviceMesh) -> Placement:
+    """The placement of a tensor whose first axis the first axis of a mesh splits."""
+    copies = [PlacementSpec.replica()] * (mesh.ndim - 1)
+    return Placement([PlacementSpec.sharding(0), *copies])
