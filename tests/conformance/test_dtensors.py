@@ -110,6 +110,55 @@ def test_assigning(session):
             np.testing.assert_array_equal(targets[name].numpy(), array)
 
 
+def test_what_stays_where_it_is(session):
+    """Slices, joined and shifted parts; what moves not is right where it lies, also captured."""
+    array = numbers((9, 4))
+    x = session.distribute(array, GRID, "S[0], R")
+    made = {
+        "slice": lambda m, x: x[1:7:2],
+        "backwards": lambda m, x: x[::-2, 1:],
+        "row": lambda m, x: x[4],
+        "gather": lambda m, x: x[[3, -1, 3]],
+        "concatenate": lambda m, x: m.concatenate([x[5:], x, x[:2]]),
+        "roll": lambda m, x: m.roll(x, 2, axis=0) + x,
+        "diff": lambda m, x: m.diff(x, axis=0),
+        "tril": lambda m, x: m.tril(x, 1),
+    }
+    for make in made.values():
+        y, want = make(np, x), make(np, array)
+        np.testing.assert_array_equal(y.numpy(), want)
+        for worker in GRID.device_ids:
+            assert y.shard(worker).shape == y.shape_on(worker)
+    with session.capture() as program:
+        program.output(sum(make(np, x).sum() for make in made.values()))
+    want = sum(make(np, array).sum() for make in made.values())
+    for _ in range(2):
+        np.testing.assert_array_equal(program().numpy(), want)
+
+
+def test_what_is_made_on_the_workers(session):
+    """By its positions, in every part where it belongs."""
+    xp = session.numpy(mesh=GRID, placement="S[0], S[1]")
+    made = {
+        "zeros": lambda m: m.zeros((5, 3), "int16"),
+        "full": lambda m: m.full((5, 3), -1.5, "float32"),
+        "arange": lambda m: m.arange(3, 17, 2),
+        "arange of floats": lambda m: m.arange(0.5, 3, 0.25, dtype="float32"),
+        "linspace": lambda m: m.linspace(0, 3, 7),
+        "eye": lambda m: m.eye(4, 6, 1),
+        "tri": lambda m: m.tri(5),
+        "indices": lambda m: m.indices((3, 4)),
+        "like": lambda m: m.full_like(m.zeros((3, 2)), 4),
+    }
+    for make in made.values():
+        x, want = make(xp), make(np)
+        assert x.dtype == want.dtype
+        np.testing.assert_array_equal(x.numpy(), want)
+        for place, worker in enumerate(GRID.device_ids):
+            part = tuple(slice(*bounds) for bounds in x.info.bounds(place))
+            np.testing.assert_array_equal(x.shard(worker), want[part])
+
+
 def test_what_is_assigned_is_no_other_tensors(session):
     """Those that were made of one without a change keep its values, and it keeps theirs."""
     array = numbers((5, 7), "int32")
