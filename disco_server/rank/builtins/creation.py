@@ -18,6 +18,8 @@ from disco_server.rank.worker import current_worker
 
 __all__ = ["CREATORS"]
 
+_SINGLE = np.dtype(np.float32)
+
 Array = Any
 Pieces = Sequence[Sequence[Sequence[int]]]
 """Of each axis the first index and the one behind the last of each piece."""
@@ -40,10 +42,13 @@ def _full(xp: Any, pieces: Pieces, dtype: np.dtype[Any], value: Array) -> Array:
 def _arange(xp: Any, pieces: Pieces, dtype: np.dtype[Any], first: Array, second: Array) -> Array:
     """By the first two numbers in the dtype, as numpy computes the others of them."""
     at = _positions(xp, pieces[0])
-    start = first.astype(dtype)
-    out = (start + at.astype(dtype) * (second.astype(dtype) - start)).astype(dtype)
+    # Of narrow floating-point numbers numpy computes in single precision.
+    narrow = dtype.kind not in "iub" and dtype.itemsize < _SINGLE.itemsize
+    wide = _SINGLE if narrow else dtype
+    start, following = (each.astype(dtype).astype(wide) for each in (first, second))
+    out = (start + at.astype(wide) * (following - start)).astype(dtype)
     # The sum of the first one and a difference from it may be another number.
-    return xp.where(at == 1, second.astype(dtype), out)
+    return xp.where(at == 1, following.astype(dtype), out)
 
 
 def _linspace(
