@@ -21,7 +21,7 @@ from disco_client.distributed.ops import (
     rule_for,
 )
 from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.distributed.slices import split_along
+from disco_client.distributed.slices import split_along, whole_along
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
@@ -278,12 +278,16 @@ def _cumsum(
 def _split(
     engine: Computing, x: DTensor, sections: Any, *, axis: SupportsIndex = 0, uneven: bool = False
 ) -> list[DTensor]:
-    """Several tensors, of which each worker takes what it has."""
+    """Several tensors, of which each worker takes what it has; what has to move moves once."""
     place = normal_axis(axis, x.ndim)
     bounds = _bounds(sections, x.shape[place], uneven=uneven)
+    moved: list[DTensor] = []
+    if x.info.axes.count(place) > 1:
+        x = x.redistribute(whole_along(x.info, (place,)))
+        moved.append(x)
     before = (slice(None),) * place
     pieces = [getitem(engine, x, (*before, slice(*each))) for each in bounds]
-    return [piece.explained_as("split") for piece in pieces]
+    return [piece.explained_as("split", *moved) for piece in pieces]
 
 
 def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]]:

@@ -38,7 +38,7 @@ from disco_client.distributed.redistribute import (
     spread_plan,
 )
 from disco_client.distributed.same_workers import seen_on_one
-from disco_client.distributed.slices import appended, sliced
+from disco_client.distributed.slices import appended, sliced, whole_along
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.futures import await_room
 from disco_client.text import many
@@ -416,12 +416,7 @@ class Engine(Computing, Renewable):
         before = tensor.info
         func = self._slicers(before, axes)
         if func is None:
-            # Of an axis that several axes of the mesh split, no placement says what is left.
-            whole = PlacementSpec.replica()
-            specs = before.placement.dim_specs
-            twice = {axis for axis in axes if before.axes.count(axis) > 1}
-            copies = Placement(whole if spec.axis in twice else spec for spec in specs)
-            moved = self._brought(tensor, copies)
+            moved = self._brought(tensor, whole_along(before, axes))
             return self.take_slices(moved, axes, bounds).explained_as("slice", moved)
         ref = self._core.call(func, tensor.ref, *bounds)
         return DTensor(self, functools.partial(_sliced, before, axes, bounds), ref, _SLICE)

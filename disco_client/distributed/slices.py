@@ -18,13 +18,26 @@ from disco_client.distributed.placement import (
 )
 from disco_client.wire.partition import Intervals, Progression, coordinate_of, taken
 
-__all__ = ["appended", "held_along", "sliced", "split_along"]
+__all__ = ["appended", "held_along", "sliced", "split_along", "whole_along"]
 
 
 def split_along(info: DTensorStructInfo, axis: int) -> int | None:
     """The axis of the mesh that splits an axis of a tensor; None if there are none or several."""
     found = [at for at, each in enumerate(info.axes) if each == axis]
     return found[0] if len(found) == 1 else None
+
+
+def whole_along(info: DTensorStructInfo, axes: Sequence[int]) -> Placement:
+    """The placement with copies where several axes of the mesh split one of these axes.
+
+    Of what is left of such an axis no placement could say what each worker holds.
+    """
+    copies = PlacementSpec.replica()
+    twice = {axis for axis in axes if info.axes.count(axis) > 1}
+    return Placement(
+        copies if axis in twice else spec
+        for axis, spec in zip(info.axes, info.placement.dim_specs, strict=True)
+    )
 
 
 def held_along(info: DTensorStructInfo, mesh_axis: int) -> tuple[Intervals, ...]:
