@@ -197,7 +197,8 @@ def test_a_loop_over_batches_makes_few_functions(threads):
     sums = [x[i : i + 5].sum(axis=0) for i in range(0, 100, 5)]
     before = threads.statistics()["issued"]
     again = [x[i : i + 5].sum(axis=0) for i in range(0, 100, 5)]
-    assert threads.statistics()["issued"] - before == 2 * len(again)
+    # Two commands for each; a function for each would be two more. Freed registers may be some.
+    assert threads.statistics()["issued"] - before < 3 * len(again)
     for one, other, i in zip(sums, again, range(0, 100, 5), strict=True):
         same(one, x.numpy()[i : i + 5].sum(axis=0))
         same(other, x.numpy()[i : i + 5].sum(axis=0))
