@@ -95,7 +95,7 @@ def is_cut_twice(x, index):
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_slice_is_numpys_and_stays_where_it_is(threads, data):
     """Only the row that a number picks moves, to who lacks it; what is computed of it is right."""
     mesh = threads.mesh(data.draw(st.sampled_from(MESHES)))
@@ -116,7 +116,7 @@ def test_a_slice_is_numpys_and_stays_where_it_is(threads, data):
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_concatenation_is_numpys_and_appends_where_it_is_split(threads, data):
     """However its operands lie; where they are split alike, nothing moves."""
     mesh = threads.mesh(data.draw(st.sampled_from(MESHES)))
@@ -138,7 +138,7 @@ def test_a_concatenation_is_numpys_and_appends_where_it_is_split(threads, data):
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_positions_along_an_axis_are_gathered_as_numpy_does(threads, data):
     """Beside slices, numbers, None and an ellipsis, and wherever the positions lie themselves."""
     mesh = threads.mesh(data.draw(st.sampled_from(MESHES)))
