@@ -19,6 +19,7 @@ from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
     PlacementSpec,
+    PlacementSpecKind,
     TensorStructInfo,
 )
 from disco_client.errors import ConfigError, DtypeError
@@ -89,7 +90,11 @@ class ArrayNamespace:
             # A tensor without the axis is not split along it.
             copies = PlacementSpec.replica()
             placement = Placement(
-                copies if spec.axis >= whole.ndim else spec for spec in self._placement.dim_specs
+                copies
+                if spec.kind is PlacementSpecKind.SHARDING
+                and not -whole.ndim <= spec.axis < whole.ndim
+                else spec
+                for spec in self._placement.dim_specs
             )
         return DTensorStructInfo(whole, self._mesh, placement)
 
@@ -163,6 +168,8 @@ class ArrayNamespace:
         if not step:
             raise ConfigError("arange: expected a step that is not 0")
         kind = np.result_type(*ends) if dtype is None else dtype_from_name(dtype)
+        if kind.kind == "b":
+            raise DtypeError("arange: expected a dtype of numbers, got bool")
         count = max(0, math.ceil((stop - start) / step))
         info = self._info(count, kind, placement)
         first, second = (np.asarray(each) for each in (start, start + step))
@@ -280,9 +287,19 @@ class ArrayNamespace:
         Args:
             a: A distributed tensor, an array, nested sequences or a number.
             dtype: By default its own.
-            copy: Whether it may not share memory with ``a``.
+            copy: True for a tensor of its own, False for ``a`` itself; None for whichever does.
             placement: How it lies; by default as the namespace says, or as it does.
+
+        Raises:
+            ValueError: ``copy`` is False, and ``a`` is not what was asked for.
         """
+        made = self._as_tensor(a, dtype, placement)
+        if copy is False and made is not a:
+            msg = "only a distributed tensor of this dtype and placement need not be copied"
+            raise ValueError(msg)
+        return made.__copy__() if copy and made is a else made
+
+    def _as_tensor(self, a: Any, dtype: object, placement: Placement | str | None) -> DTensor:
         kind = None if dtype is None else dtype_from_name(dtype)
         if not isinstance(a, DTensor):
             host = array_of(a)
@@ -290,9 +307,7 @@ class ArrayNamespace:
             info = self._info(host.shape, host.dtype, placement)
             return self._engine.distribute(host, self._mesh, info.placement)
         out = a if kind is None or kind == a.dtype else a.astype(kind)
-        if placement is not None:
-            out = out.redistribute(placement)
-        return out.__copy__() if copy and out is a else out
+        return out if placement is None else out.redistribute(placement)
 
     array = asarray
 
@@ -304,6 +319,9 @@ class ArrayNamespace:
         return _Functions(self, "linalg.")
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # also of one that is being made, which has no mesh to name
+            msg = f"{type(self).__name__} has no {name}"
+            raise AttributeError(msg)
         if name in _DATA and hasattr(np, name):
             return getattr(np, name)
         return self.function(name)
@@ -318,7 +336,8 @@ class ArrayNamespace:
             function = attrgetter(name)(np)
         except AttributeError:
             function = None
-        if not (isinstance(function, np.ufunc) or function in FUNCTIONS):
+        served = callable(function) and (isinstance(function, np.ufunc) or function in FUNCTIONS)
+        if not served:
             msg = (
                 f"{self!r} has no {name}; of x.numpy() numpy can compute what it has, and"
                 " session.apply does by a rule of your own"

@@ -1,5 +1,7 @@
 """``session.numpy``: what is made on the workers is what numpy makes, of any placement."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,6 +140,18 @@ def test_functions_take_what_is_no_tensor_yet(session):
     assert xp.asarray(x) is x
     assert xp.asarray(x, copy=True) is not x
     same(xp.asarray(x, "int32"), np.array([1, 2], "int32"))
+    assert xp.asarray(x, copy=False) is x
+    for each, options in (([1.0], {}), (x, {"dtype": "int32"}), (x, {"placement": "R"})):
+        with pytest.raises(ValueError, match="need not be copied"):
+            xp.asarray(each, copy=False, **options)
+
+
+def test_a_namespace_is_asked_as_any_object_is(session):
+    """By copies, and by whoever looks for names that modules have."""
+    xp = session.numpy
+    same(copy.copy(xp).ones(2), np.ones(2))
+    for name in ("__all__", "__wrapped__", "_repr_html_", "sctypeDict", "linalg_error"):
+        assert not hasattr(xp, name)
 
 
 def test_a_namespace_is_for_a_mesh_and_a_placement(session):
@@ -150,6 +164,8 @@ def test_a_namespace_is_for_a_mesh_and_a_placement(session):
     again = x.__array_namespace__(api_version="2024.12")
     assert str(again.zeros(4).placement) == "S[0], R"
     assert str(session.numpy(mesh=mesh).zeros((4, 2)).placement) == "S[0], R"
+    last = session.numpy(placement="S[-1]")
+    assert [str(last.zeros(shape).placement) for shape in ((), (4, 2))] == ["R", "S[1]"]
     assert repr(xp) == f"<numpy on {mesh!r}, 'R, S[1]'>"
 
 
@@ -161,6 +177,7 @@ def test_a_namespace_is_for_a_mesh_and_a_placement(session):
         (lambda xp: xp(placement="R, R"), ConfigError, "a spec for each axis"),
         (lambda xp: xp.arange(1, 2, 0), ConfigError, "a step that is not 0"),
         (lambda xp: xp.arange(1j), TypeError, "expected real numbers"),
+        (lambda xp: xp.arange(2, dtype=bool), TypeError, "expected a dtype of numbers, got bool"),
         (lambda xp: xp.linspace(0, 1, -1), ConfigError, "a count from 0, got -1"),
         (lambda xp: xp.linspace([0], 1), ConfigError, "takes numbers as its ends"),
         (lambda xp: xp.zeros((-1,)), ConfigError, "dimensions of zero or more, got -1"),
