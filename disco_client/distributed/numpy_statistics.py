@@ -12,13 +12,14 @@ from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor
 from disco_client.distributed.numpy_arguments import array_of, no_out
 from disco_client.distributed.ops import normal_axes
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 
 __all__ = ["STATISTICS"]
 
 
 def _has_nan(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "fcmM" or "float" in dtype.name
+    """Whether numpy leaves out what is NaN in a dtype; NaT it leaves in, but for extremes."""
+    return dtype.kind in "fc" or "float" in dtype.name
 
 
 # Comparisons.
@@ -64,7 +65,8 @@ def _nan(steps: Steps, x: Any) -> Any:
     """Which elements are NaN, also of dtypes that have none."""
     if not isinstance(x, DTensor):
         return np.isnan(x)
-    return steps.call("isnan", x) if _has_nan(x.dtype) else steps.call("not_equal", x, x)
+    has_some = _has_nan(x.dtype) or x.dtype.kind in "mM"
+    return steps.call("isnan", x) if has_some else steps.call("not_equal", x, x)
 
 
 def _allclose(
@@ -142,6 +144,8 @@ def _nan_extreme(name: str, neutral: float) -> Callable[..., DTensor]:
         engine: Computing, a: DTensor, axis: Any = None, out: None = None, **more: Any
     ) -> DTensor:
         no_out(f"nan{name}", out)
+        if a.dtype.kind in "mM":
+            raise DtypeError(f"numpy.nan{name} of distributed tensors takes no {a.dtype}")
         steps = Steps(engine)
         if not _has_nan(a.dtype):
             steps.call(name, a, axis=axis, **more)
@@ -247,7 +251,7 @@ def _count_nonzero(
     engine: Computing, a: DTensor, axis: Any = None, *, keepdims: bool = False
 ) -> DTensor:
     steps = Steps(engine)
-    steps.call("sum", steps.call("not_equal", a, a.dtype.type(0)), axis=axis, keepdims=keepdims)
+    steps.call("sum", steps.call("cast", a, dtype="bool"), axis=axis, keepdims=keepdims)
     return steps.result("count_nonzero")
 
 

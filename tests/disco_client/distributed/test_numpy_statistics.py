@@ -85,6 +85,23 @@ def test_the_result_is_numpys(session, name, placement, dtype):
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["m8[s]", "M8[s]"])
+def test_times_are_as_numpy_has_them(session, dtype):
+    """NaT stays in where numpy leaves it in; where it does not, the dtype is refused."""
+    whole = np.array([3, "NaT", 0, -2], dtype)
+    x = session.distribute(whole, placement="S[0]")
+    for name in ("count_nonzero", "nan_to_num", "ptp"):
+        np.testing.assert_array_equal(getattr(np, name)(x).numpy(), getattr(np, name)(whole))
+    for equal_nan in (False, True):
+        got = np.array_equal(x, x, equal_nan=equal_nan)
+        assert got.item() == np.array_equal(whole, whole, equal_nan=equal_nan)
+    if dtype.startswith("m"):
+        np.testing.assert_array_equal(np.nansum(x).numpy(), np.nansum(whole))
+    for name in ("nanmax", "nanmin"):
+        with pytest.raises(TypeError, match="takes no"):
+            getattr(np, name)(x)
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
