@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex
 
@@ -217,39 +217,32 @@ def _append(engine: Computing, arr: Any, values: Any, axis: Any = None) -> DTens
     return engine.call("concatenate", *both, axis=axis)
 
 
-def _like(name: str, value: int | None) -> Callable[..., DTensor]:
+def _like(name: str, value: int) -> Composite:
     """A tensor of one value that lies as another one."""
 
-    def like(
-        engine: Computing,
-        a: DTensor,
-        *given: Any,
-        dtype: Any = None,
-        order: str = "K",
-        subok: bool = True,
-        shape: Any = None,
-        device: Any = None,
-        **more: Any,
-    ) -> DTensor:
-        del order, subok  # each worker has its part in C order
-        if shape is not None or device is not None:
-            raise ConfigError(f"numpy.{name} of a distributed tensor has its shape and its device")
-        left = list(given)
-        fill = value
-        if fill is None:
-            fill = more.pop("fill_value") if "fill_value" in more else left.pop(0)
-        if left:
-            dtype = left.pop(0)
-        if more or left:
-            raise ConfigError(f"numpy.{name} of distributed tensors has no {more or left}")
-        kind = a.dtype if dtype is None else dtype_from_name(dtype)
-        if np.ndim(fill):
-            raise ConfigError(f"numpy.{name} of distributed tensors takes one value")
-        whole = TensorStructInfo(a.shape, kind)
-        info = DTensorStructInfo(whole, a.mesh, a.placement.combined())
-        return engine.create("full", info, np.asarray(fill, kind)).explained_as(name)
+    def like(engine: Computing, a: DTensor, dtype: Any = None, **more: Any) -> DTensor:
+        return _filled_like(engine, name, a, value, dtype, more)
 
     return like
+
+
+def _full_like(
+    engine: Computing, a: DTensor, fill_value: Any, dtype: Any = None, **more: Any
+) -> DTensor:
+    if np.ndim(fill_value):
+        raise ConfigError("numpy.full_like of distributed tensors takes one value")
+    return _filled_like(engine, "full_like", a, fill_value, dtype, more)
+
+
+def _filled_like(
+    engine: Computing, name: str, a: DTensor, value: Any, dtype: Any, more: Mapping[str, Any]
+) -> DTensor:
+    if any(more.get(key) is not None for key in ("shape", "device")):
+        raise ConfigError(f"numpy.{name} of a distributed tensor has its shape and its device")
+    kind = a.dtype if dtype is None else dtype_from_name(dtype)
+    whole = TensorStructInfo(a.shape, kind)
+    info = DTensorStructInfo(whole, a.mesh, a.placement.combined())
+    return engine.create("full", info, np.asarray(value, kind)).explained_as(name)
 
 
 def _triangle(name: str, *, upper: bool) -> Callable[..., DTensor]:
@@ -328,7 +321,7 @@ SHAPES: dict[str, Composite] = {
     "copy": _copy,
     "ones_like": _like("ones_like", 1),
     "empty_like": _like("empty_like", 0),
-    "full_like": _like("full_like", None),
+    "full_like": _full_like,
     "tril": _triangle("tril", upper=False),
     "triu": _triangle("triu", upper=True),
     "meshgrid": _meshgrid,
