@@ -75,6 +75,23 @@ ELEMENTWISE = frozenset(
         "bitwise_xor",
         "left_shift",
         "right_shift",
+        "fabs",
+        "deg2rad",
+        "rad2deg",
+        "degrees",
+        "radians",
+        "signbit",
+        "spacing",
+        "bitwise_count",
+        "copysign",
+        "nextafter",
+        "heaviside",
+        "logaddexp2",
+        "fmod",
+        "gcd",
+        "lcm",
+        "ldexp",
+        "isnat",
     ]
 )
 """Functions of which every element of the result needs one element of each operand."""
