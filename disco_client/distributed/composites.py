@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any, NoReturn, SupportsIndex, TypeAlias, cast
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
@@ -23,11 +23,10 @@ from disco_client.distributed.ops import (
 from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.slices import split_along, whole_along
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
-from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.values import dtype_from_name
 
-__all__ = ["COMPOSITES", "Composite", "Steps", "getitem", "norm"]
+__all__ = ["COMPOSITES", "Composite", "Steps", "norm", "positions_of"]
 
 
 class Steps:
@@ -35,24 +34,28 @@ class Steps:
 
     Args:
         engine: Computes them.
+
+    Attributes:
+        engine: The same.
+        made: What they made, in order.
     """
 
     def __init__(self, engine: Computing) -> None:
-        self._engine = engine
-        self._made: list[DTensor] = []
+        self.engine = engine
+        self.made: list[DTensor] = []
 
     def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
         """Calls one."""
-        return self.keep(self._engine.call(name, *operands, **options))
+        return self.keep(self.engine.call(name, *operands, **options))
 
     def keep(self, made: DTensor) -> DTensor:
         """Keeps what was made in another way."""
-        self._made.append(made)
+        self.made.append(made)
         return made
 
     def result(self, name: str) -> DTensor:
         """What was made last, as the result of a function of this name."""
-        return self._made[-1].explained_as(name, *self._made[:-1])
+        return self.made[-1].explained_as(name, *self.made[:-1])
 
 
 # Averages, and what is made of them.
@@ -286,7 +289,7 @@ def _split(
         x = x.redistribute(whole_along(x.info, (place,)))
         moved.append(x)
     before = (slice(None),) * place
-    pieces = [getitem(engine, x, (*before, slice(*each))) for each in bounds]
+    pieces = [engine.getitem(x, (*before, slice(*each))) for each in bounds]
     return [piece.explained_as("split", *moved) for piece in pieces]
 
 
@@ -340,123 +343,7 @@ def _but(x: DTensor, mesh_axis: int) -> list[PlacementSpec]:
     return [spec for at, spec in enumerate(x.placement.dim_specs) if at != mesh_axis]
 
 
-_Slice: TypeAlias = "slice[Any, Any, Any]"
-
-
-def getitem(engine: Computing, x: DTensor, items: Any) -> DTensor:
-    """What stands between brackets: numbers, slices, ``...``, None and positions along an axis."""
-    given = cast("tuple[Any, ...]", items) if isinstance(items, tuple) else (items,)
-    for item in given:
-        if type(item) is not slice:
-            return _getitem(engine, x, given)
-    return engine.take_slices(x, *_cut(x, given))
-
-
-def _cut(x: DTensor, items: tuple[_Slice, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of which slices do not take all, and of each the first, how many, and the step."""
-    shape = x.shape
-    if len(items) > len(shape):
-        _refuse_index(x, items)
-    axes: tuple[int, ...] = ()
-    bounds: tuple[int, ...] = ()
-    for axis, item in enumerate(items):
-        extent = shape[axis]
-        start, stop, step = item.indices(extent)
-        count = len(range(start, stop, step))
-        if count != extent or step < 0:
-            axes = (*axes, axis)
-            bounds += (start, count, step) if count else (0, 0, 1)
-    return axes, bounds
-
-
-def _refuse_index(x: DTensor, items: object) -> NoReturn:
-    raise OutOfBounds(f"a tensor of {many(x.ndim, 'axis', 'axes')} cannot be indexed by {items!r}")
-
-
-def _getitem(engine: Computing, x: DTensor, items: tuple[Any, ...]) -> DTensor:
-    """The same where not all are slices."""
-    given = list(items)
-    if any(map(_is_positions, given)):
-        return _gather(engine, x, given)
-    # By identity: arrays among them compare element by element.
-    dots = [place for place, item in enumerate(given) if item is Ellipsis]
-    real = sum(item is not None and item is not Ellipsis for item in given)
-    if real > x.ndim or len(dots) > 1:
-        _refuse_index(x, items)
-    at = dots[0] if dots else len(given)
-    given[at : at + 1] = [slice(None)] * (x.ndim - real)
-    picked = [item for item in given if item is not None]
-    slices = [_slice(item, extent) for item, extent in zip(picked, x.shape, strict=True)]
-    gone = {axis for axis, item in enumerate(picked) if not isinstance(item, slice)}
-    steps = Steps(engine)
-    out = steps.keep(engine.take_slices(x, *_cut(x, tuple(slices))))
-    sizes = iter(out.shape)
-    shape: list[int] = []
-    for item in given:
-        extent = 1 if item is None else next(sizes)
-        if item is None or isinstance(item, slice):
-            shape.append(extent)
-    if shape == list(out.shape):
-        return out
-    if not gone.isdisjoint(out.info.axes):  # the only index of an axis that goes comes to all
-        whole = PlacementSpec.replica()
-        specs = (whole if spec.axis in gone else spec for spec in out.placement.dim_specs)
-        out = steps.keep(out.redistribute(Placement(specs)))
-    steps.call("reshape", out, shape=shape)
-    return steps.result("getitem")
-
-
-def _is_positions(item: Any) -> bool:
-    """Whether what stands between brackets is a list or an array of positions."""
-    if isinstance(item, (list, np.ndarray, DTensor)):
-        found = item if isinstance(item, DTensor) else np.asarray(cast("Any", item))
-        return found.ndim > 0 and found.dtype.kind != "b"
-    return False
-
-
-def _gather(engine: Computing, x: DTensor, given: list[Any]) -> DTensor:
-    """The same with an array of positions along one axis."""
-    at = [place for place, item in enumerate(given) if _is_positions(item)]
-    if len(at) > 1:
-        raise ConfigError(
-            f"expected positions along one axis, got arrays for {len(at)}: index the others first,"
-            " or numpy.take(x.reshape(-1), positions) by positions in the elements in a row"
-        )
-    ids = given[at[0]]
-    given[at[0]] = slice(None)
-    numbers = [place for place, item in enumerate(given) if as_index(item) is not None]
-    steps = Steps(engine)
-    rest = steps.keep(getitem(engine, x, tuple(given)))
-    if any(item is Ellipsis for item in given[: at[0]]):
-        behind = sum(item is None or isinstance(item, slice) for item in given[at[0] :])
-        axis = rest.ndim - behind
-    else:
-        axis = sum(item is None or isinstance(item, slice) for item in given[: at[0]])
-    out = steps.call("take", rest, ids, axis=axis)
-    # As in numpy, whose numbers are arrays here: apart from each other they come to the front.
-    together = sorted((*numbers, at[0]))
-    if together[-1] - together[0] >= len(together):
-        count = out.ndim - rest.ndim + 1
-        order = [*range(axis, axis + count), *range(axis), *range(axis + count, out.ndim)]
-        steps.call("transpose", out, axes=order)
-    return steps.result("getitem")
-
-
-def _slice(item: Any, extent: int) -> _Slice:
-    """A number between brackets as a slice of one index."""
-    if isinstance(item, slice):
-        return cast("_Slice", item)
-    is_mask = isinstance(item, (bool, np.bool_, np.ndarray, DTensor))
-    index = None if is_mask else as_index(item)
-    if index is None:
-        raise ConfigError(
-            f"expected numbers, slices, ..., None and positions along one axis, got {item!r};"
-            " numpy.where(condition, x, y) chooses by a condition"
-        )
-    if not -extent <= index < extent:
-        raise OutOfBounds(f"index {index} is out of bounds for an axis of {extent}")
-    index %= extent
-    return slice(index, index + 1)
+# Limits.
 
 
 def _clip(engine: Computing, x: DTensor, low: Any = None, high: Any = None) -> DTensor:
@@ -484,11 +371,11 @@ def _take(engine: Computing, x: Any, ids: Any, *, axis: SupportsIndex = 0) -> DT
         place = normal_axis(axis, np.ndim(x))
         before, extent = np.shape(x)[:place], np.shape(x)[place]
         # As in numpy: where nothing is taken, no position is out of bounds.
-        ids = _positions("take", ids, None if 0 in before else extent)
+        ids = positions_of("take", ids, None if 0 in before else extent)
     return engine.call_rule("take", x, ids, axis=axis)
 
 
-def _positions(name: str, given: Any, extent: int | None) -> np.ndarray[Any, Any]:
+def positions_of(name: str, given: Any, extent: int | None) -> np.ndarray[Any, Any]:
     """Positions along an axis, counted from the front; 0 for all where any will do.
 
     Raises:

@@ -6,15 +6,18 @@ import contextlib
 import functools
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from disco_client.core import Renewable
-from disco_client.distributed.composites import COMPOSITES, getitem
+from disco_client.distributed.assignment import assign, updated
+from disco_client.distributed.composites import COMPOSITES
 from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
 from disco_client.distributed.file_tensors import FileTensor, distribute_file
+from disco_client.distributed.indexing import getitem
 from disco_client.distributed.mesh import DeviceMesh, checked_shape
 from disco_client.distributed.namespace import ArrayNamespace, first_axis_split
 from disco_client.distributed.numpy_api import FUNCTIONS
@@ -38,8 +41,19 @@ from disco_client.distributed.redistribute import (
     spread_plan,
 )
 from disco_client.distributed.same_workers import seen_on_one
-from disco_client.distributed.slices import appended, sliced, whole_along
-from disco_client.errors import ConfigError, EncodingError
+from disco_client.distributed.slices import (
+    Region,
+    appended,
+    compressed,
+    held_along,
+    pieces_of,
+    places_along,
+    rows_along,
+    sliced,
+    split_along,
+    whole_along,
+)
+from disco_client.errors import CaptureError, ConfigError, EncodingError
 from disco_client.futures import await_room
 from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
@@ -67,6 +81,22 @@ _ARRAYS = (np.ndarray, np.generic, list, tuple)
 """What stands for an array of the host, as numpy takes it."""
 _DISTRIBUTE = "distribute, array, mesh, placement"
 """What a thread may do where the event loop must not wait."""
+
+
+class _Alone:
+    """What has a reference that nobody else has."""
+
+    def __init__(self) -> None:
+        self.ref = object()
+
+    def count(self) -> int:
+        """How often it is referred to, as `Engine.write` counts it."""
+        ref = self.ref
+        return sys.getrefcount(ref)
+
+
+_OF_ITS_TENSOR = _Alone().count()
+"""How often a reference is referred to if its tensor alone has it; Pythons differ."""
 
 _KEPT = 4096
 """For how many kinds of calls the compiled form is kept."""
@@ -132,7 +162,9 @@ class Engine(Computing, Renewable):
         self._takers = functools.lru_cache(maxsize=_KEPT)(self._make_taker)
         self._transfers = functools.lru_cache(maxsize=_KEPT)(self.executor.bind_transfer)
         self._creators = functools.lru_cache(maxsize=_KEPT)(self._make_creator)
+        self._writers = functools.lru_cache(maxsize=_KEPT)(self._make_writer)
         self._slicers = functools.lru_cache(maxsize=_KEPT)(self._make_slicer)
+        self._selectors = functools.lru_cache(maxsize=_KEPT)(self._make_selector)
         self._appenders = functools.lru_cache(maxsize=_KEPT)(self._make_appender)
 
     # In and out -----------------------------------------------------------------------
@@ -421,13 +453,114 @@ class Engine(Computing, Renewable):
         ref = self._core.call(func, tensor.ref, *bounds)
         return DTensor(self, functools.partial(_sliced, before, axes, bounds), ref, _SLICE)
 
+    def setitem(self, tensor: DTensor, items: Any, value: Any) -> None:
+        """Gives what stands between brackets other values; see ``DTensor.__setitem__``."""
+        if self._core.here() is not self._core:
+            raise CaptureError(
+                "a tensor cannot be changed while a program is captured, which would change it"
+                " each time that it runs; x = x.at[items].set(value) makes another one"
+            )
+        assign(self, tensor, items, value)
+
+    def updated(self, tensor: DTensor, items: Any, how: str, value: Any) -> DTensor:
+        """A tensor like another one with other values in a place; see ``DTensor.at``."""
+        return updated(self, tensor, items, how, value)
+
+    def write(
+        self,
+        tensor: DTensor,
+        region: Region,
+        operands: Sequence[Any],
+        bounds: Sequence[int],
+        *,
+        in_place: bool,
+    ) -> DTensor:
+        """Makes a tensor with other values in a region; returns at once.
+
+        Args:
+            tensor: The tensor, without partial values.
+            region: What gets others.
+            operands: The values, which lie where they go, and where a mask is true or the
+                positions along each axis; tensors, or arrays without axes.
+            bounds: Of each axis that is sliced the first index, how many, and the step.
+            in_place: Whether the tensor's memory may be used for it, if nobody else has it.
+        """
+        func = self._writers(tensor.info, region)
+        given = (each.ref if isinstance(each, DTensor) else each for each in operands)
+        ref = tensor.ref
+        alone = sys.getrefcount(ref) == _OF_ITS_TENSOR
+        # By its number, the worker sees whether its own register is the only one.
+        may_overwrite = in_place and alone and self._core.here() is self._core
+        whole = self._core.check_ref(ref) if may_overwrite else ref
+        made = self._core.call(func, whole, *given, *bounds)
+        return DTensor(self, tensor.info, made, Origin("setitem"))
+
+    def _make_writer(self, info: DTensorStructInfo, region: Region) -> DRef:
+        if region.is_masked:
+            return self._core.call_now("runtime.disco._dt_bind_put_where", region.how)
+        held = self.executor.table(info.device_mesh, _held(info, (*region.axes, *region.at)))
+        extents = Shape(info.tensor_sinfo.shape[axis] for axis in region.at)
+        given = Shape(region.axes), Shape(region.at), held, extents, region.how
+        return self._core.call_now("runtime.disco._dt_bind_put", *given)
+
     def _make_slicer(self, info: DTensorStructInfo, axes: tuple[int, ...]) -> DRef | None:
         _refuse_overlaps("getitem", (info,))
         if any(info.axes.count(axis) > 1 for axis in axes):
             return None
-        places = range(info.device_mesh.size)
-        held = [[list(map(list, info.pieces(place)[axis])) for axis in axes] for place in places]
-        return self._bind("slice", info, {"axes": Shape(axes)}, {"held": held})
+        return self._bind("slice", info, {"axes": Shape(axes)}, {"held": _held(info, axes)})
+
+    def compress(
+        self, rows: DTensor, mask: DTensor, known: np.ndarray[Any, Any] | None = None
+    ) -> DTensor:
+        """Takes what a mask says of a first axis, where it lies.
+
+        Args:
+            rows: The tensor, whose first axis one axis of the mesh splits at most.
+            mask: Lies beside that axis.
+            known: The same as a host array; else the call waits for how many each worker takes.
+
+        Raises:
+            CaptureError: A program is captured, whose shapes must not depend on data.
+            WouldBlock: The call would wait in an event loop.
+        """
+        info = rows.info
+        count, take = self._selectors(info)
+        if known is not None:
+            counts = _counted(info, known)
+        else:
+            self.check_may_count()
+            counts = self._counts(info, self._core.call(count, mask.ref))
+        ref = self._core.call(take, rows.ref, mask.ref)
+        return DTensor(self, compressed(info, counts), ref, Origin("compress"))
+
+    def check_may_count(self) -> None:
+        """Makes sure that a call may wait for how many elements a mask takes.
+
+        Raises:
+            CaptureError: A program is captured, whose shapes must not depend on data.
+            WouldBlock: The call would wait in an event loop.
+        """
+        if self._core.here() is not self._core:
+            raise CaptureError(
+                "how many elements a mask takes is not known while a program is captured;"
+                " numpy.where(mask, x, 0) has the shape of x"
+            )
+        self._core.check_may_wait("await asyncio.to_thread(x.__getitem__, mask)")
+
+    def _counts(self, info: DTensorStructInfo, ref: DRef) -> list[list[int]]:
+        """How many each worker along the axis of the mesh that splits it takes of each piece."""
+        mesh_axis = split_along(info, 0)
+        mesh = info.device_mesh
+        places = [0] if mesh_axis is None else places_along(info, mesh_axis)
+        found = self._core.get_all(ref, [mesh.device_ids[place] for place in places])
+        return [np.asarray(each).tolist() for each in found]
+
+    def _make_selector(self, info: DTensorStructInfo) -> tuple[DRef, DRef]:
+        _refuse_overlaps("taking by a mask", (info,))
+        held = (pieces_of(info, place, 0) for place in range(info.device_mesh.size))
+        pieces = [[stop - start for start, stop in pieces] for pieces in held]
+        count = self._bind("count_pieces", rows_along(info, "int64"), {}, {"lengths": pieces})
+        return count, self._bind("compress", info, {}, {})
 
     def namespace(self, mesh: DeviceMesh) -> ArrayNamespace:
         """Numpy's names, whose functions compute on the workers of a mesh."""
@@ -601,6 +734,19 @@ def _starts(pieces: Intervals) -> list[int]:
     """Where each piece begins, one behind the other."""
     lengths = [stop - start for start, stop in pieces]
     return [sum(lengths[:number]) for number in range(len(lengths))]
+
+
+def _held(info: DTensorStructInfo, axes: Sequence[int]) -> list[list[list[list[int]]]]:
+    """What each worker of a mesh has of some axes, piece by piece."""
+    places = range(info.device_mesh.size)
+    return [[list(map(list, info.pieces(place)[axis])) for axis in axes] for place in places]
+
+
+def _counted(info: DTensorStructInfo, mask: np.ndarray[Any, Any]) -> list[list[int]]:
+    """How often a mask of the client is true in each piece that workers have of a first axis."""
+    mesh_axis = split_along(info, 0)
+    held = (((0, len(mask)),),) if mesh_axis is None else held_along(info, mesh_axis)
+    return [[int(np.count_nonzero(mask[slice(*piece)])) for piece in pieces] for pieces in held]
 
 
 _sliced = functools.lru_cache(maxsize=_KEPT)(sliced)

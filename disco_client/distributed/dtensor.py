@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast, overload
 
 import numpy as np
 
@@ -20,10 +20,19 @@ from disco_client.wire.partition import length_of
 
 if TYPE_CHECKING:
     from disco_client.distributed.placement import DTensorStructInfo, Placement, PlacementSpec
+    from disco_client.distributed.slices import Region
     from disco_client.wire.partition import Intervals
     from disco_client.wire.values import Shape
 
-__all__ = ["ArrayLike", "Computing", "DTensor", "Origin", "several"]
+__all__ = [
+    "ArrayLike",
+    "Computing",
+    "DTensor",
+    "Origin",
+    "TensorUpdate",
+    "TensorUpdates",
+    "several",
+]
 
 
 class Computing(ABC):
@@ -58,10 +67,40 @@ class Computing(ABC):
         """Takes what stands between brackets."""
 
     @abstractmethod
+    def setitem(self, tensor: DTensor, items: Any, value: Any) -> None:
+        """Gives what stands between brackets other values."""
+
+    @abstractmethod
+    def updated(self, tensor: DTensor, items: Any, how: str, value: Any) -> DTensor:
+        """A tensor like another one with other values for what stands between brackets."""
+
+    @abstractmethod
+    def write(
+        self,
+        tensor: DTensor,
+        region: Region,
+        operands: Sequence[Any],
+        bounds: Sequence[int],
+        *,
+        in_place: bool,
+    ) -> DTensor:
+        """The same tensor with other values in a region; of the same memory where it may be."""
+
+    @abstractmethod
     def take_slices(
         self, tensor: DTensor, axes: tuple[int, ...], bounds: tuple[int, ...]
     ) -> DTensor:
         """Takes what slices of some axes say, where it lies."""
+
+    @abstractmethod
+    def check_may_count(self) -> None:
+        """Makes sure that a call may wait for how many elements a mask takes."""
+
+    @abstractmethod
+    def compress(
+        self, rows: DTensor, mask: DTensor, known: np.ndarray[Any, Any] | None = None
+    ) -> DTensor:
+        """Takes what a mask says of a first axis, where it lies; waits unless it is known here."""
 
     @abstractmethod
     def append(self, tensors: Sequence[DTensor], axis: int, dtype: np.dtype[Any]) -> DTensor:
@@ -114,8 +153,8 @@ class ArrayLike(ABC):
 
     What needs values on the host fetches them, and waits: ``float``, ``bool``,
     ``item``, ``tolist``, ``in``, and whatever calls ``numpy.asarray``. Everything else
-    is computed on the workers and returns at once. No tensor ever changes: ``x += y``
-    makes another tensor and calls it ``x``.
+    is computed on the workers and returns at once. ``x += y`` makes another tensor and
+    calls it ``x``; only ``x[items] = value`` changes one.
     """
 
     __slots__ = ()
@@ -209,13 +248,6 @@ class ArrayLike(ABC):
             msg = "a tensor without axes cannot be iterated over"
             raise TypeError(msg)
         return (self[at] for at in range(self.shape[0]))
-
-    def __setitem__(self, items: Any, value: Any) -> NoReturn:
-        msg = (
-            "a distributed tensor does not change; numpy.where(condition, value, x) makes another"
-            " one, and numpy.concatenate puts parts together"
-        )
-        raise TypeError(msg)
 
     # On the host ------------------------------------------------------------------------
 
@@ -665,6 +697,47 @@ class DTensor(Handle, Distributed, ArrayLike):
         """Parts by numbers, slices, ``...`` and ``None``; steps are those of numpy."""
         return self._engine.getitem(self, items)
 
+    def __setitem__(self, items: Any, value: Any) -> None:
+        """Gives parts other values: ``x[1:3] = y``, ``x[0, 0] = 1``, ``x[mask] = 0``.
+
+        This tensor has another register then, with the values; every name of it sees them. Other
+        tensors never do, slices of this one among them, which in numpy would. The memory stays
+        the same where nothing else has it.
+
+        Args:
+            items: Numbers, slices, ``...``, None, positions or a mask, as in numpy.
+            value: A tensor, an array or a number, which is broadcast and converted to the dtype.
+
+        Raises:
+            CaptureError: A program is captured; ``x.at[items].set(value)`` makes another tensor.
+            ConfigError: The index or the value does not fit.
+        """
+        self._engine.setitem(self, items, value)
+
+    @property
+    def at(self) -> TensorUpdates:
+        """What makes tensors like this one, with other values in a place; this one stays.
+
+        ``x.at[items].set(value)`` is what ``x[items] = value`` would make of a copy. ``add``,
+        ``min`` and ``max`` combine the value with what is there, as often as a position is given.
+        They also work in a program that is captured.
+
+        Examples:
+            >>> y = x.at[0, 2:].set(1.0)
+            >>> counts = counts.at[bins].add(1)
+        """
+        return TensorUpdates(self._engine, self)
+
+    def become(self, ref: DRef, info: DTensorStructInfo, origin: Origin) -> None:
+        """Takes the values of another register.
+
+        Args:
+            ref: Has them.
+            info: How they lie.
+            origin: What made them.
+        """
+        self.ref, self._info, self.origin = ref, info, origin
+
     def held_by(self, ref: DRef) -> DTensor:
         """A tensor like this one in another register."""
         return DTensor(self._engine, self.info, ref, Origin("program"))
@@ -768,6 +841,51 @@ class DTensor(Handle, Distributed, ArrayLike):
             f" {str(self.placement)!r} on {self.mesh!r}, parts of"
             f" {' or '.join(map(str, each[:2]))})"
         )
+
+
+class TensorUpdates:
+    """What ``x.at`` is, to be indexed by a place; see :attr:`DTensor.at`."""
+
+    __slots__ = ("_engine", "_tensor")
+
+    def __init__(self, engine: Computing, tensor: DTensor) -> None:
+        self._engine = engine
+        self._tensor = tensor
+
+    def __getitem__(self, items: Any) -> TensorUpdate:
+        """The place; what may stand here is what may stand between a tensor's brackets."""
+        return TensorUpdate(self._engine, self._tensor, items)
+
+
+class TensorUpdate:
+    """A place in a tensor, of which another tensor has other values; see :attr:`DTensor.at`."""
+
+    __slots__ = ("_engine", "_items", "_tensor")
+
+    def __init__(self, engine: Computing, tensor: DTensor, items: Any) -> None:
+        self._engine = engine
+        self._tensor = tensor
+        self._items = items
+
+    def get(self) -> DTensor:
+        """What is there: ``x[items]``."""
+        return self._engine.getitem(self._tensor, self._items)
+
+    def set(self, value: Any) -> DTensor:
+        """With values in place of what is there; of equal positions the last one counts."""
+        return self._engine.updated(self._tensor, self._items, "set", value)
+
+    def add(self, value: Any) -> DTensor:
+        """With values added to what is there."""
+        return self._engine.updated(self._tensor, self._items, "add", value)
+
+    def min(self, value: Any) -> DTensor:
+        """With the smaller ones of the values and of what is there."""
+        return self._engine.updated(self._tensor, self._items, "min", value)
+
+    def max(self, value: Any) -> DTensor:
+        """With the larger ones of the values and of what is there."""
+        return self._engine.updated(self._tensor, self._items, "max", value)
 
 
 def _where(

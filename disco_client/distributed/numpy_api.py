@@ -16,6 +16,7 @@ from disco_client.distributed.numpy_products import PRODUCTS
 from disco_client.distributed.numpy_shapes import SHAPES
 from disco_client.distributed.numpy_statistics import STATISTICS
 from disco_client.distributed.ops import integers, normal_axes, normal_axis, numpy_dtype
+from disco_client.distributed.selection import SELECTIONS, nonzero
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
 
@@ -49,8 +50,8 @@ def _arg(name: str) -> Composite:
     return adapter
 
 
-def _where(engine: Computing, *operands: Any) -> DTensor:
-    return engine.call("where", *operands)
+def _where(engine: Computing, *operands: Any) -> Any:
+    return nonzero(engine, *operands) if len(operands) == 1 else engine.call("where", *operands)
 
 
 def _reshape(
@@ -358,6 +359,6 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
 
 FUNCTIONS.update(
     (attrgetter(name)(np), function)
-    for name, function in {**SHAPES, **PRODUCTS, **STATISTICS}.items()
+    for name, function in {**SHAPES, **PRODUCTS, **STATISTICS, **SELECTIONS}.items()
     if hasattr(np.linalg if "." in name else np, name.rpartition(".")[2])
 )

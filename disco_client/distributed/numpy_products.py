@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex, cast
 
 import numpy as np
 
-from disco_client.distributed.composites import Composite, Steps, getitem, norm
+from disco_client.distributed.composites import Composite, Steps, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.numpy_arguments import array_of, no_out
 from disco_client.distributed.ops import as_index, integers, normal_axes, normal_axis
@@ -215,10 +215,10 @@ def _diagonal(
     items: list[Any] = [slice(None)] * a.ndim
     items[one], items[other] = slice(max(-by, 0), None), slice(max(by, 0), None)
     steps = Steps(engine)
-    part = steps.keep(getitem(engine, a, tuple(items)))
+    part = steps.keep(engine.getitem(a, tuple(items)))
     count = min(part.shape[one], part.shape[other])
     items[one] = items[other] = slice(count)
-    part = steps.keep(getitem(engine, part, tuple(items)))
+    part = steps.keep(engine.getitem(part, tuple(items)))
     letters = string.ascii_lowercase
     rest = "".join(letters[at] for at in range(a.ndim) if at not in (one, other))
     each = "".join("z" if at in (one, other) else letters[at] for at in range(a.ndim))

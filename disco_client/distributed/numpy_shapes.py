@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from disco_client.distributed.composites import Composite, Steps, getitem
+from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import integers, normal_axes, normal_axis
 from disco_client.distributed.placement import (
@@ -58,7 +58,7 @@ def _matrix_transpose(engine: Computing, x: DTensor) -> DTensor:
 def _flip(engine: Computing, m: DTensor, axis: Any = None) -> DTensor:
     axes = normal_axes(axis, m.ndim)
     items = [slice(None, None, -1) if at in axes else slice(None) for at in range(m.ndim)]
-    return getitem(engine, m, tuple(items)).explained_as("flip")
+    return engine.getitem(m, tuple(items)).explained_as("flip")
 
 
 def _flipped(name: str, axis: int) -> Composite:
@@ -105,7 +105,7 @@ def _roll(engine: Computing, a: DTensor, shift: Any, axis: Any = None) -> DTenso
         extent = out.shape[at]
         if extent and by % extent:
             ends = slice(-(by % extent), None), slice(None, -(by % extent))
-            parts = [getitem(engine, out, (*(slice(None),) * at, end)) for end in ends]
+            parts = [engine.getitem(out, (*(slice(None),) * at, end)) for end in ends]
             out = steps.call("concatenate", *parts, axis=at)
     if out is a:
         steps.keep(a.redistribute(a.placement))
@@ -134,8 +134,8 @@ def _diff(
     out = steps.call("concatenate", *front, a, *back, axis=place) if front or back else a
     before = (slice(None),) * place
     for _ in range(times):
-        later = steps.keep(getitem(engine, out, (*before, slice(1, None))))
-        earlier = steps.keep(getitem(engine, out, (*before, slice(None, -1))))
+        later = steps.keep(engine.getitem(out, (*before, slice(1, None))))
+        earlier = steps.keep(engine.getitem(out, (*before, slice(None, -1))))
         out = steps.call("not_equal" if a.dtype.kind == "b" else "subtract", later, earlier)
     if out is a:
         steps.keep(a.redistribute(a.placement))
@@ -201,7 +201,7 @@ def _unstack(engine: Computing, x: DTensor, axis: SupportsIndex = 0) -> tuple[DT
         raise ConfigError("unstack needs at least one axis")
     place = normal_axis(axis, x.ndim)
     before = (slice(None),) * place
-    return tuple(getitem(engine, x, (*before, at)) for at in range(x.shape[place]))
+    return tuple(engine.getitem(x, (*before, at)) for at in range(x.shape[place]))
 
 
 def _append(engine: Computing, arr: Any, values: Any, axis: Any = None) -> DTensor:

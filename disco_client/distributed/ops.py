@@ -1033,6 +1033,37 @@ def _take(x: TensorStructInfo, ids: TensorStructInfo, *, axis: SupportsIndex = 0
     return Local("take", pattern, TensorStructInfo(shape, x.dtype), options, tables)
 
 
+@register_rule("pick")
+def _pick(x: TensorStructInfo, *ids: TensorStructInfo, axes: Sequence[int]) -> Local:
+    """By positions along several axes, which have one shape and come first in the result."""
+    only_tensors("pick", x, *ids)
+    letters = [f"a{number}" for number in range(x.ndim)]
+    for number, axis in enumerate(axes):
+        letters[axis] = f"v{number}"
+    places = tuple(f"i{number}" for number in range(ids[0].ndim))
+    rest = [axis for axis in range(x.ndim) if axis not in axes]
+    taken = tuple(letters[axis] for axis in axes)
+    # A worker gives zeros for elements that it has not, so that the sum is the element.
+    pattern = Pattern(
+        (tuple(letters), *(places,) * len(ids)),
+        (*places, *(letters[axis] for axis in rest)),
+        tuple((letter, "sum") for letter in taken),
+        ((0,),),
+        equal=taken,
+    )
+    shape = (*ids[0].shape, *(x.shape[axis] for axis in rest))
+
+    def tables(
+        operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
+    ) -> Mapping[str, Sequence[Any]]:
+        info = operands[0]
+        at = (info.pieces(place) for place in range(info.device_mesh.size))
+        return {"firsts": [[pieces[axis][0][0] for axis in axes] for pieces in at]}
+
+    options = {"axes": Shape(axes), "extents": Shape(x.shape[axis] for axis in axes)}
+    return Local("pick", pattern, TensorStructInfo(shape, x.dtype), options, tables)
+
+
 @register_rule("update")
 def _update(
     x: TensorStructInfo, values: TensorStructInfo, start: Any, *, axis: SupportsIndex = 0

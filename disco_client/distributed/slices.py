@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -18,7 +19,34 @@ from disco_client.distributed.placement import (
 )
 from disco_client.wire.partition import Intervals, Progression, coordinate_of, taken
 
-__all__ = ["appended", "held_along", "sliced", "split_along", "whole_along"]
+__all__ = [
+    "Region",
+    "appended",
+    "compressed",
+    "held_along",
+    "pieces_of",
+    "places_along",
+    "rows_along",
+    "sliced",
+    "split_along",
+    "whole_along",
+]
+
+
+class Region(NamedTuple):
+    """Which elements of a tensor get other values; the function for it is bound once.
+
+    Attributes:
+        axes: Of which slices take some.
+        at: Of which positions take some.
+        how: What becomes of the elements: ``set``, ``add``, ``min`` or ``max``.
+        is_masked: Whether it is those where a mask is true.
+    """
+
+    axes: tuple[int, ...]
+    at: tuple[int, ...]
+    how: str
+    is_masked: bool = False
 
 
 def split_along(info: DTensorStructInfo, axis: int) -> int | None:
@@ -40,18 +68,29 @@ def whole_along(info: DTensorStructInfo, axes: Sequence[int]) -> Placement:
     )
 
 
+def places_along(info: DTensorStructInfo, mesh_axis: int) -> list[int]:
+    """The first place in the mesh with each coordinate along one of its axes."""
+    mesh = info.device_mesh
+    return [
+        place
+        for place in range(mesh.size)
+        if not any(
+            index
+            for axis, index in enumerate(coordinate_of(mesh.shape, place))
+            if axis != mesh_axis
+        )
+    ]
+
+
 def held_along(info: DTensorStructInfo, mesh_axis: int) -> tuple[Intervals, ...]:
     """What each worker along an axis of the mesh holds of the tensor's axis that it splits."""
-    mesh, axis = info.device_mesh.shape, info.axes[mesh_axis]
-    first = (place for place in range(info.device_mesh.size) if _is_first(mesh, place, mesh_axis))
-    held = (info.pieces(place)[axis] for place in first)
-    return tuple(tuple(each for each in pieces if each[0] < each[1]) for pieces in held)
+    axis = info.axes[mesh_axis]
+    return tuple(pieces_of(info, place, axis) for place in places_along(info, mesh_axis))
 
 
-def _is_first(mesh: Sequence[int], place: int, mesh_axis: int) -> bool:
-    """Whether a worker is the first of those with its coordinate along an axis of the mesh."""
-    at = coordinate_of(mesh, place)
-    return not any(index for axis, index in enumerate(at) if axis != mesh_axis)
+def pieces_of(info: DTensorStructInfo, place: int, axis: int) -> Intervals:
+    """The pieces that the worker at a place of the mesh has of an axis, without empty ones."""
+    return tuple(piece for piece in info.pieces(place)[axis] if piece[0] < piece[1])
 
 
 def sliced(
@@ -83,6 +122,47 @@ def _taken(held: Intervals, item: Progression) -> Intervals:
     in_order = held if item[2] > 0 else reversed(held)
     found = (taken(piece, item) for piece in in_order)
     return tuple(each for each in found if each[0] < each[1])
+
+
+def rows_along(info: DTensorStructInfo, dtype: object) -> DTensorStructInfo:
+    """How a row of something for each index of a tensor's first axis lies beside it."""
+    copies = PlacementSpec.replica()
+    specs = (
+        copies if axis else spec
+        for axis, spec in zip(info.axes, info.placement.dim_specs, strict=True)
+    )
+    whole = TensorStructInfo(info.tensor_sinfo.shape[:1], dtype)
+    return DTensorStructInfo(whole, info.device_mesh, Placement(specs))
+
+
+def compressed(info: DTensorStructInfo, counts: Sequence[Sequence[int]]) -> DTensorStructInfo:
+    """How some indices of a tensor's first axis lie where each worker takes them of its part.
+
+    Args:
+        info: The tensor, whose first axis one axis of the mesh splits at most.
+        counts: How many are taken of each piece of each worker along that axis of the mesh; of
+            all indices, where none splits it.
+    """
+    specs = list(info.placement.dim_specs)
+    mesh_axis = split_along(info, 0)
+    if mesh_axis is not None:
+        held = held_along(info, mesh_axis)
+        taken_of = {
+            piece: count
+            for pieces, row in zip(held, counts, strict=True)
+            for piece, count in zip(pieces, row, strict=False)
+        }
+        in_order = sorted(taken_of)
+        ends = accumulate(taken_of[piece] for piece in in_order)
+        new = {
+            piece: (end - taken_of[piece], end) for piece, end in zip(in_order, ends, strict=True)
+        }
+        parts = [[new[piece] for piece in pieces if taken_of[piece]] for pieces in held]
+        specs[mesh_axis] = PlacementSpec.explicit(0, parts)
+    total = sum(map(sum, counts))
+    whole = info.tensor_sinfo
+    rows = TensorStructInfo((total, *whole.shape[1:]), whole.dtype_name)
+    return DTensorStructInfo(rows, info.device_mesh, Placement(specs))
 
 
 def appended(infos: Sequence[DTensorStructInfo], axis: int, dtype: object) -> DTensorStructInfo:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from disco_client.wire.values import is_array
 from disco_server.devices.base import on_device
@@ -14,12 +17,17 @@ from disco_server.rank.errors import ArgumentRefused, ContentLost
 from disco_server.settings import MAX_REGISTERS
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from disco_client.errors import RemoteFailure
     from disco_client.wire.codec import FailureKind
 
 __all__ = ["Poison", "Poisoned", "RegisterFile", "check_call", "check_fits", "is_any_array"]
+
+
+_ALONE = 2
+"""How often a register's array is referred to if nobody else has it: there, and to ask this."""
+
+_LENT = ("UnownedMemory", "DLPackMemory")
+"""cupy's classes of memory that is something else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,27 @@ class RegisterFile:
             return held.array
         return self.read(register)
 
+    def sole_array(self, register: int, kind: type[Any]) -> Any:
+        """The array of a register if nobody else has it or its memory, so it may be overwritten.
+
+        Args:
+            register: The number.
+            kind: The class of this worker's arrays.
+
+        Returns:
+            None where another register, a view or a transfer under way may have it too.
+        """
+        slots = self.slots
+        if register >= len(slots) or type(slots[register]) is not kind:
+            return None
+        if sys.getrefcount(slots[register]) != _ALONE:
+            return None
+        if slots[register].base is not None and sys.getrefcount(slots[register].base) != _ALONE:
+            return None
+        held = slots[register]
+        writable = on_device(held) or held.flags.writeable
+        return held if writable and held.flags.c_contiguous and _owns(held) else None
+
     def release(self, registers: Iterable[int]) -> None:
         """Empties registers whose references were deleted."""
         slots, labels = self.slots, self.labels
@@ -163,6 +192,17 @@ class RegisterFile:
     def statistics(self) -> tuple[int, int]:
         """Returns how many registers there are, and how many hold something."""
         return len(self.slots), sum(value is not None for value in self.slots)
+
+
+def _owns(array: Any) -> bool:
+    """Whether memory goes with an array, or with the one of which it is a view.
+
+    Where it is another library's, or a buffer's, others may have it unseen.
+    """
+    base = array if array.base is None else array.base
+    if on_device(base):
+        return type(base.data.mem).__name__ not in _LENT
+    return type(base) is np.ndarray and base.flags.owndata
 
 
 def is_any_array(value: object) -> bool:

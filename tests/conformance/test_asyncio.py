@@ -493,6 +493,7 @@ def test_calls_that_would_wait_in_an_event_loop_are_refused(
             array, large = np.ones(4), np.ones(LARGE)
             ref = await session.put(array)
             tensor = session.distribute(array)
+            mask = tensor > 0
             await session.synced()
             before = issued(session)
             waits = [
@@ -520,6 +521,8 @@ def test_calls_that_would_wait_in_an_event_loop_are_refused(
                 lambda: session.load_vm_module(__file__),
                 lambda: session.trace(tmp_path / "trace"),
                 session.diagnose,
+                lambda: tensor[mask],
+                lambda: np.flatnonzero(tensor),
             ]
             for wait in waits[:11] + waits[12:]:
                 with pytest.raises(di.WouldBlock, match=r"await|thread"):

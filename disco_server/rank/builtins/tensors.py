@@ -10,6 +10,7 @@ A move is bound to its tables and teams once, and then called with what it moves
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -19,13 +20,13 @@ import numpy as np
 
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.elementwise import ELEMENTWISE
-from disco_client.wire.partition import taken
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
 from disco_server.devices.base import on_device
 from disco_server.devices.foreign import native
 from disco_server.modules.unfinished import refuse_unfinished
+from disco_server.rank.builtins.places import in_bounds, local_slices
 from disco_server.rank.functions import NamedCall, register_func, resolve
 from disco_server.rank.worker import current_worker
 
@@ -491,7 +492,7 @@ def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: 
     """The requested rows in this part; zeros for the others, which a sum over parts completes."""
     if 0 in x.shape[:axis]:  # nothing is taken, so no position is out of bounds, as in numpy
         return xp.zeros((*x.shape[:axis], *ids.shape, *x.shape[axis + 1 :]), x.dtype)
-    positions = _in_bounds(xp, ids, extent)
+    positions = in_bounds(xp, ids, extent)
     if x.shape[axis] == extent:
         return xp.take(x, positions, axis=axis)
     own = positions - first
@@ -503,21 +504,39 @@ def _take_part(xp: Any, x: Array, ids: Array, *, axis: int, first: int, extent: 
     return xp.where(mask, rows, xp.zeros((), x.dtype))
 
 
-def _in_bounds(xp: Any, ids: Array, extent: int) -> Array:
-    """Positions of any integer dtype as int64, counted from the front.
+def _count_pieces(xp: Any, mask: Array, *, lengths: Sequence[int]) -> Array:
+    """How often a mask is true in each of the pieces that this part has, one behind the other."""
+    ends = list(itertools.accumulate(lengths, initial=0))
+    found = [xp.count_nonzero(mask[start:stop]) for start, stop in itertools.pairwise(ends)]
+    return xp.asarray([int(each) for each in found], dtype=np.int64)
 
-    Raises:
-        IndexError: One is beyond the axis; on every worker that has it, whatever part of the
-            axis is there, so that none takes part in a sum that lacks its row.
-    """
-    wide = ids.astype(np.int64)
-    lowest = 0 if ids.dtype.kind == "u" else -extent  # the largest uint64 are negative by now
-    beyond = (wide < lowest) | (wide >= extent)
-    if bool(beyond.any()):
-        position = ids.reshape(-1)[beyond.reshape(-1)][0]
-        msg = f"take: position {position} is out of bounds for an axis of {extent}"
-        raise IndexError(msg)
-    return xp.where(wide < 0, wide + extent, wide)
+
+def _compress_part(xp: Any, x: Array, mask: Array) -> Array:
+    return _contiguous(xp, x[mask])
+
+
+def _pick_part(
+    xp: Any,
+    x: Array,
+    *ids: Array,
+    axes: Sequence[int],
+    firsts: Sequence[int],
+    extents: Sequence[int],
+) -> Array:
+    """The requested elements in this part, at the front; zeros for the others, likewise."""
+    places: list[Array] = []
+    here = xp.ones(ids[0].shape, bool)
+    for each, axis, first, extent in zip(ids, axes, firsts, extents, strict=True):
+        own = in_bounds(xp, each, extent) - first
+        here &= (own >= 0) & (own < x.shape[axis])
+        places.append(own)
+    rows = xp.moveaxis(x, axes, range(len(axes)))
+    rest = rows.shape[len(axes) :]
+    if 0 in rows.shape[: len(axes)]:
+        return xp.zeros((*here.shape, *rest), x.dtype)
+    found = rows[tuple(xp.where(here, own, 0) for own in places)]
+    mask = here.reshape(here.shape + (1,) * len(rest))
+    return _contiguous(xp, xp.where(mask, found, xp.zeros((), x.dtype)))
 
 
 def _contiguous(xp: Any, array: Array) -> Array:
@@ -536,23 +555,12 @@ def _slice_part(xp: Any, x: Array, *items: int, axes: Sequence[int], held: Seque
         held: The pieces of each of these that the part has, one behind the other.
     """
     for number, (axis, pieces) in enumerate(zip(axes, held, strict=True)):
-        start, count, step = items[3 * number : 3 * number + 3]
-        found: list[Array] = []
-        at = 0
-        for first, last in pieces:
-            low, high = taken((first, last), (start, count, step))
-            if low < high:
-                begin = at + start + low * step - first
-                end = begin + (high - low) * step
-                here = slice(begin, end if end >= 0 else None, step)
-                found.append(x[(*(slice(None),) * axis, here)])
-            at += last - first
-        if len(found) == 1:
-            x = found[0]
-        elif found:
-            x = xp.concatenate(found if step > 0 else found[::-1], axis=axis)
-        else:
-            x = x[(*(slice(None),) * axis, slice(0, 0))]
+        before = (slice(None),) * axis
+        found = [
+            x[(*before, here)]
+            for here, _, _ in local_slices(pieces, items[3 * number : 3 * number + 3])
+        ]
+        x = found[0] if len(found) == 1 else xp.concatenate(found, axis=axis)
     return _contiguous(xp, x)
 
 
@@ -632,6 +640,9 @@ LOCAL: Mapping[str, Local] = {
     "slice": _slice_part,
     "concatenate": _concatenate,
     "take": _take_part,
+    "pick": _pick_part,
+    "count_pieces": _count_pieces,
+    "compress": _compress_part,
     "update": _update,
     "where": _where,
     "cast": _cast,

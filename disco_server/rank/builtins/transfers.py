@@ -9,7 +9,6 @@ one. A box that lies in one piece is sent from where it is, and received where i
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.numeric import combine
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import Family, find_kind
-from disco_server.devices.base import on_device
 from disco_server.rank.builtins.tensors import as_moved, neutral
 from disco_server.rank.functions import NamedCall, register_func
 from disco_server.rank.worker import Worker, current_worker
@@ -38,12 +36,6 @@ Index = tuple[Any, ...]
 _UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 _NOTHING: tuple[Any, ...] = (0, None, [()], (), [()], [()], ())
 """What a rank does that is not a member."""
-
-_ALONE = 2
-"""How often a register's array is referred to if nobody else has it: there, and to ask this."""
-
-_LENT = ("UnownedMemory", "DLPackMemory")
-"""cupy's classes of memory that is something else's."""
 
 
 class PartTransfer(NamedCall):
@@ -145,22 +137,14 @@ class PartTransfer(NamedCall):
             self._run(local)
             return
         registers.reserve(register)
-        out = self._run(local, self._room(registers.slots, register))
+        out = self._run(local, self._room(register))
         registers.write(register, out)
 
-    def _room(self, slots: list[Any], register: int) -> Array:
+    def _room(self, register: int) -> Array:
         """The array of a register if it can take this rank's part unseen by anybody else."""
-        if type(slots[register]) is not self._worker.arrays.kind:
-            return None
-        # Another register, a view or a transfer under way may have the array or its memory.
-        if sys.getrefcount(slots[register]) != _ALONE:
-            return None
-        if slots[register].base is not None and sys.getrefcount(slots[register].base) != _ALONE:
-            return None
-        held = slots[register]
-        fits = held.shape == self._shape and held.dtype == self._dtype
-        writable = on_device(held) or held.flags.writeable
-        return held if fits and writable and held.flags.c_contiguous and _owns(held) else None
+        held = self._worker.registers.sole_array(register, self._worker.arrays.kind)
+        fits = held is not None and held.shape == self._shape and held.dtype == self._dtype
+        return held if fits else None
 
     def _combine(self, local: Array) -> list[Array]:
         """Exchanges partial values, and combines those that this rank is to combine; flat."""
@@ -244,17 +228,6 @@ class PartTransfer(NamedCall):
 
     def _new(self, count: int) -> Array:
         return self._worker.arrays.empty((count,), self._dtype)
-
-
-def _owns(array: Array) -> bool:
-    """Whether memory goes with an array, or with the one of which it is a view.
-
-    Where it is another library's, or a buffer's, others may have it unseen.
-    """
-    base = array if array.base is None else array.base
-    if on_device(base):
-        return type(base.data.mem).__name__ not in _LENT
-    return type(base) is np.ndarray and base.flags.owndata
 
 
 def _rows(flat: Sequence[int], size: int) -> list[list[int]]:

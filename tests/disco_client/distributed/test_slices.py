@@ -1,9 +1,8 @@
 """Slices and concatenations: as numpy's, of any placement, and nothing moves that need not."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
+from drawn_tensors import MESHES, items, moved, same, shapes, tensors
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -11,80 +10,11 @@ from disco_client import ThreadedSession
 from disco_client.distributed import Placement, PlacementSpec
 from disco_client.errors import ConfigError
 
-MESHES = ((4,), (3,), (2, 2), (1,))
-
 
 @pytest.fixture(scope="module")
 def threads():
     with ThreadedSession(4) as session:
         yield session
-
-
-@st.composite
-def parts(draw, extent, count):
-    """Given parts of an axis: each worker has some of its pieces, or none."""
-    cuts = sorted(draw(st.lists(st.integers(0, extent), max_size=5)))
-    edges = [0, *cuts, extent]
-    found = [[] for _ in range(count)]
-    for piece in pairwise(edges):
-        found[draw(st.integers(0, count - 1))].append(piece)
-    return found
-
-
-@st.composite
-def specs(draw, shape, count):
-    """How a tensor of some axes lies along an axis of the mesh."""
-    kinds = ["R", "P"] + ["S", "given"] * bool(shape)
-    kind = draw(st.sampled_from(kinds))
-    if kind in "RP":
-        return PlacementSpec.replica() if kind == "R" else PlacementSpec.partial("sum")
-    axis = draw(st.integers(0, len(shape) - 1))
-    if kind == "S":
-        return PlacementSpec.sharding(axis)
-    return PlacementSpec.explicit(axis, draw(parts(shape[axis], count)))
-
-
-@st.composite
-def tensors(draw, session, shape, mesh):
-    """A distributed tensor of this shape, and the same as an array."""
-    whole = np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
-    placement = Placement([draw(specs(shape, count)) for count in mesh.shape])
-    try:
-        return session.distribute(whole, mesh, placement), whole
-    except ConfigError:  # an axis in given parts is split twice
-        assume(False)
-
-
-def shapes(least=0):
-    return st.lists(st.integers(0, 11), min_size=least, max_size=3).map(tuple)
-
-
-def slices(extent):
-    ends = st.none() | st.integers(-extent - 2, extent + 2)
-    return st.builds(slice, ends, ends, st.sampled_from([None, 1, 2, 3, -1, -2]))
-
-
-@st.composite
-def items(draw, shape):
-    """What numpy takes between brackets: slices, numbers, None and an ellipsis."""
-    found = []
-    for extent in shape[: draw(st.integers(0, len(shape)))]:
-        number = st.integers(-extent, extent - 1) if extent else slices(extent)
-        found.append(draw(slices(extent) | number))
-    if draw(st.booleans()):
-        found.insert(draw(st.integers(0, len(found))), None)
-    return (*found, ...) if draw(st.booleans()) else tuple(found)
-
-
-def same(made, expected):
-    got = made.numpy()
-    assert got.shape == expected.shape
-    assert got.dtype == expected.dtype
-    np.testing.assert_array_equal(got, expected)
-
-
-def moved(made):
-    return [plan for _, plan in made.origin.moves if plan.steps]
 
 
 def is_cut_twice(x, index):
@@ -165,10 +95,12 @@ def test_positions_along_an_axis_are_gathered_as_numpy_does(threads, data):
 @pytest.mark.parametrize(
     ("index", "text"),
     [
-        (([0], [1]), "positions along one axis, got arrays for 2"),
-        ([True] * 20, "positions along one axis, got .True"),
+        (([0, 1], [1, 0, 1]), r"positions of the shapes \(2,\) and \(3,\) do not go together"),
+        ([True] * 19, r"mask of shape \(19,\) is for such axes, got \(20, 2\)"),
         ([20], "position 20 is out of bounds for an axis of 20"),
         ([0.5], "positions of an integer dtype, got float64"),
+        (True, "integers, or masks with axes"),
+        ("name", "expected numbers, slices, ..., None, positions"),
         ((0, 0, 0), "2 axes cannot be indexed by"),
     ],
 )
