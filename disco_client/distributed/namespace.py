@@ -22,6 +22,7 @@ from disco_client.distributed.placement import (
     PlacementSpecKind,
     TensorStructInfo,
 )
+from disco_client.distributed.random import RandomNamespace
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.values import dtype_from_name
 
@@ -312,6 +313,11 @@ class ArrayNamespace:
     array = asarray
 
     # Functions ----------------------------------------------------------------------------
+
+    @cached_property
+    def random(self) -> RandomNamespace:
+        """Generators of random tensors: ``random.default_rng(seed).normal(size=(4, 2))``."""
+        return RandomNamespace(self._engine, self._info)
 
     @cached_property
     def linalg(self) -> _Functions:

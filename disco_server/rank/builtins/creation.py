@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from disco_client.wire.values import dtype_from_name
+from disco_server.rank.builtins.draws import random_part
 from disco_server.rank.functions import NamedCall, register_func
 from disco_server.rank.worker import current_worker
 
@@ -100,6 +101,7 @@ CREATORS: Mapping[str, Callable[..., Array]] = {
     "eye": _eye,
     "tri": _tri,
     "indices": _indices,
+    "random": random_part,
 }
 
 
