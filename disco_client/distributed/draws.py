@@ -21,11 +21,14 @@ from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape
 
 __all__ = ["BLOCK", "Draw", "Key", "Parameter", "checked_sample", "draw", "stream", "units_of"]
 
-BLOCK = 1 << 14
+BLOCK = 1 << 15
 """How many elements a block has; other numbers of them give other tensors."""
 
 _PER_ELEMENT = 10
-"""About how many nanoseconds a drawn element takes, where one for each byte that moves is taken."""
+"""About how many nanoseconds a drawn element takes, and a byte that moves one."""
+
+_PER_MOVE = 300_000
+"""About how many a redistribution takes besides."""
 
 Key: TypeAlias = tuple[np.uint64, np.uint64]
 """Of Philox, the lower half first."""
@@ -103,7 +106,7 @@ def checked_sample(
     size: tuple[int, ...] | None
     if any(isinstance(value, DTensor) for value in given):
         given = [
-            np.empty((0, *value.shape), value.dtype) if isinstance(value, DTensor) else value
+            np.empty((0, *batch), value.dtype) if isinstance(value, DTensor) else value
             for value in given
         ]
         size, before = None, 1 + len(batch)
@@ -166,20 +169,17 @@ def draw(engine: Computing, key: Key, number: int, what: Draw, info: DTensorStru
         value, is_part = _brought(engine, each, made_as, len(what.units), length)
         values.append(value)
         parts.append(is_part)
-    made = engine.create(
-        "random",
-        made_as,
-        Shape(info.tensor_sinfo.shape),
-        len(what.units),
-        length,
-        *key,
-        number,
-        what.name,
-        dict(what.options),
-        Shape([each.inner for each in what.parameters]),
-        Shape(map(int, parts)),
-        *values,
-    )
+    how = {
+        "name": what.name,
+        "axes": len(what.units),
+        "length": length,
+        "key": list(key),
+        "number": number,
+        "options": dict(what.options),
+        "inner": [each.inner for each in what.parameters],
+        "parts": parts,
+    }
+    made = engine.create("random", made_as, Shape(info.tensor_sinfo.shape), how, *values)
     if made_as == info:
         return made.explained_as(what.name, made)
     return made.redistribute(info.placement).explained_as(what.name, made)
@@ -190,7 +190,7 @@ def _cheaper(info: DTensorStructInfo, block: int) -> DTensorStructInfo:
     """How a tensor is drawn: as it is to lie, or by rows which are then redistributed.
 
     A part that is cut across the blocks has elements of many, and each worker would draw nearly
-    all. Rows are drawn only where that takes half of the time at most.
+    all.
     """
     whole = info.tensor_sinfo
     if not whole.ndim or not math.prod(whole.shape):
@@ -203,7 +203,8 @@ def _cheaper(info: DTensorStructInfo, block: int) -> DTensorStructInfo:
         for each in (info, rows)
     )
     moved = max(math.prod(info.local_shape(place)) for place in places) * whole.dtype.itemsize
-    return rows if 2 * (_PER_ELEMENT * least + moved) < _PER_ELEMENT * most else info
+    by_rows = _PER_ELEMENT * least + moved + _PER_MOVE
+    return rows if by_rows < _PER_ELEMENT * most else info
 
 
 def _brought(

@@ -33,7 +33,6 @@ from disco_client.distributed.placement import (
 )
 from disco_client.errors import ConfigError, DtypeError, EncodingError
 from disco_client.locks import make_lock
-from disco_client.wire.array_likes import plain_array
 
 __all__ = ["RandomGenerator", "RandomNamespace"]
 
@@ -47,7 +46,7 @@ _OPTIONS = frozenset(["dtype", "method", "endpoint", "check_valid", "tol"])
 _STATE = frozenset(["entropy", "spawn_key", "pool_size", "children", "draws"])
 
 
-def _draws(
+def _drawn(
     name: str, inner: Mapping[str, int] | None = None, named: str = "", **defaults: Any
 ) -> Callable[..., DTensor]:
     """Makes a method that draws from a distribution.
@@ -80,8 +79,8 @@ def _draws(
         no_out(f"random.{name}", given.pop("out", None))
         size, placement = given.pop("size"), given.pop("placement")
         more = {key: given.pop(key) for key in tuple(given) if key in _OPTIONS}
-        if name == "integers" and given["high"] is None:
-            given = {"low": 0, "high": given["low"]}
+        if name == "integers":
+            _close(given, more)
         parameters = [Parameter(array_of(each), axes.get(key, 0)) for key, each in given.items()]
         return self.sample(name, parameters, more, size, placement)
 
@@ -138,74 +137,74 @@ class RandomGenerator:
 
     # The distributions, with numpy's names, arguments and defaults.
 
-    random: ClassVar[Callable[..., DTensor]] = _draws(
+    random: ClassVar[Callable[..., DTensor]] = _drawn(
         "random", size=None, dtype=np.float64, out=None
     )
-    uniform: ClassVar[Callable[..., DTensor]] = _draws("uniform", low=0.0, high=1.0, size=None)
-    integers: ClassVar[Callable[..., DTensor]] = _draws(
+    uniform: ClassVar[Callable[..., DTensor]] = _drawn("uniform", low=0.0, high=1.0, size=None)
+    integers: ClassVar[Callable[..., DTensor]] = _drawn(
         "integers", low=_NEEDED, high=None, size=None, dtype=np.int64, endpoint=False
     )
-    standard_normal: ClassVar[Callable[..., DTensor]] = _draws(
+    standard_normal: ClassVar[Callable[..., DTensor]] = _drawn(
         "standard_normal", size=None, dtype=np.float64, out=None
     )
-    normal: ClassVar[Callable[..., DTensor]] = _draws("normal", loc=0.0, scale=1.0, size=None)
-    lognormal: ClassVar[Callable[..., DTensor]] = _draws(
+    normal: ClassVar[Callable[..., DTensor]] = _drawn("normal", loc=0.0, scale=1.0, size=None)
+    lognormal: ClassVar[Callable[..., DTensor]] = _drawn(
         "lognormal", mean=0.0, sigma=1.0, size=None
     )
-    standard_exponential: ClassVar[Callable[..., DTensor]] = _draws(
+    standard_exponential: ClassVar[Callable[..., DTensor]] = _drawn(
         "standard_exponential", size=None, dtype=np.float64, method="zig", out=None
     )
-    exponential: ClassVar[Callable[..., DTensor]] = _draws("exponential", scale=1.0, size=None)
-    standard_gamma: ClassVar[Callable[..., DTensor]] = _draws(
+    exponential: ClassVar[Callable[..., DTensor]] = _drawn("exponential", scale=1.0, size=None)
+    standard_gamma: ClassVar[Callable[..., DTensor]] = _drawn(
         "standard_gamma", shape=_NEEDED, size=None, dtype=np.float64, out=None
     )
-    gamma: ClassVar[Callable[..., DTensor]] = _draws("gamma", shape=_NEEDED, scale=1.0, size=None)
-    beta: ClassVar[Callable[..., DTensor]] = _draws("beta", a=_NEEDED, b=_NEEDED, size=None)
-    chisquare: ClassVar[Callable[..., DTensor]] = _draws("chisquare", df=_NEEDED, size=None)
-    noncentral_chisquare: ClassVar[Callable[..., DTensor]] = _draws(
+    gamma: ClassVar[Callable[..., DTensor]] = _drawn("gamma", shape=_NEEDED, scale=1.0, size=None)
+    beta: ClassVar[Callable[..., DTensor]] = _drawn("beta", a=_NEEDED, b=_NEEDED, size=None)
+    chisquare: ClassVar[Callable[..., DTensor]] = _drawn("chisquare", df=_NEEDED, size=None)
+    noncentral_chisquare: ClassVar[Callable[..., DTensor]] = _drawn(
         "noncentral_chisquare", df=_NEEDED, nonc=_NEEDED, size=None
     )
-    f: ClassVar[Callable[..., DTensor]] = _draws("f", dfnum=_NEEDED, dfden=_NEEDED, size=None)
-    noncentral_f: ClassVar[Callable[..., DTensor]] = _draws(
+    f: ClassVar[Callable[..., DTensor]] = _drawn("f", dfnum=_NEEDED, dfden=_NEEDED, size=None)
+    noncentral_f: ClassVar[Callable[..., DTensor]] = _drawn(
         "noncentral_f", dfnum=_NEEDED, dfden=_NEEDED, nonc=_NEEDED, size=None
     )
-    standard_t: ClassVar[Callable[..., DTensor]] = _draws("standard_t", df=_NEEDED, size=None)
-    standard_cauchy: ClassVar[Callable[..., DTensor]] = _draws("standard_cauchy", size=None)
-    gumbel: ClassVar[Callable[..., DTensor]] = _draws("gumbel", loc=0.0, scale=1.0, size=None)
-    laplace: ClassVar[Callable[..., DTensor]] = _draws("laplace", loc=0.0, scale=1.0, size=None)
-    logistic: ClassVar[Callable[..., DTensor]] = _draws("logistic", loc=0.0, scale=1.0, size=None)
-    pareto: ClassVar[Callable[..., DTensor]] = _draws("pareto", a=_NEEDED, size=None)
-    power: ClassVar[Callable[..., DTensor]] = _draws("power", a=_NEEDED, size=None)
-    weibull: ClassVar[Callable[..., DTensor]] = _draws("weibull", a=_NEEDED, size=None)
-    rayleigh: ClassVar[Callable[..., DTensor]] = _draws("rayleigh", scale=1.0, size=None)
-    triangular: ClassVar[Callable[..., DTensor]] = _draws(
+    standard_t: ClassVar[Callable[..., DTensor]] = _drawn("standard_t", df=_NEEDED, size=None)
+    standard_cauchy: ClassVar[Callable[..., DTensor]] = _drawn("standard_cauchy", size=None)
+    gumbel: ClassVar[Callable[..., DTensor]] = _drawn("gumbel", loc=0.0, scale=1.0, size=None)
+    laplace: ClassVar[Callable[..., DTensor]] = _drawn("laplace", loc=0.0, scale=1.0, size=None)
+    logistic: ClassVar[Callable[..., DTensor]] = _drawn("logistic", loc=0.0, scale=1.0, size=None)
+    pareto: ClassVar[Callable[..., DTensor]] = _drawn("pareto", a=_NEEDED, size=None)
+    power: ClassVar[Callable[..., DTensor]] = _drawn("power", a=_NEEDED, size=None)
+    weibull: ClassVar[Callable[..., DTensor]] = _drawn("weibull", a=_NEEDED, size=None)
+    rayleigh: ClassVar[Callable[..., DTensor]] = _drawn("rayleigh", scale=1.0, size=None)
+    triangular: ClassVar[Callable[..., DTensor]] = _drawn(
         "triangular", left=_NEEDED, mode=_NEEDED, right=_NEEDED, size=None
     )
-    vonmises: ClassVar[Callable[..., DTensor]] = _draws(
+    vonmises: ClassVar[Callable[..., DTensor]] = _drawn(
         "vonmises", mu=_NEEDED, kappa=_NEEDED, size=None
     )
-    wald: ClassVar[Callable[..., DTensor]] = _draws("wald", mean=_NEEDED, scale=_NEEDED, size=None)
-    binomial: ClassVar[Callable[..., DTensor]] = _draws("binomial", n=_NEEDED, p=_NEEDED, size=None)
-    negative_binomial: ClassVar[Callable[..., DTensor]] = _draws(
+    wald: ClassVar[Callable[..., DTensor]] = _drawn("wald", mean=_NEEDED, scale=_NEEDED, size=None)
+    binomial: ClassVar[Callable[..., DTensor]] = _drawn("binomial", n=_NEEDED, p=_NEEDED, size=None)
+    negative_binomial: ClassVar[Callable[..., DTensor]] = _drawn(
         "negative_binomial", n=_NEEDED, p=_NEEDED, size=None
     )
-    geometric: ClassVar[Callable[..., DTensor]] = _draws("geometric", p=_NEEDED, size=None)
-    hypergeometric: ClassVar[Callable[..., DTensor]] = _draws(
+    geometric: ClassVar[Callable[..., DTensor]] = _drawn("geometric", p=_NEEDED, size=None)
+    hypergeometric: ClassVar[Callable[..., DTensor]] = _drawn(
         "hypergeometric", ngood=_NEEDED, nbad=_NEEDED, nsample=_NEEDED, size=None
     )
-    logseries: ClassVar[Callable[..., DTensor]] = _draws("logseries", p=_NEEDED, size=None)
-    poisson: ClassVar[Callable[..., DTensor]] = _draws("poisson", lam=1.0, size=None)
-    zipf: ClassVar[Callable[..., DTensor]] = _draws("zipf", a=_NEEDED, size=None)
+    logseries: ClassVar[Callable[..., DTensor]] = _drawn("logseries", p=_NEEDED, size=None)
+    poisson: ClassVar[Callable[..., DTensor]] = _drawn("poisson", lam=1.0, size=None)
+    zipf: ClassVar[Callable[..., DTensor]] = _drawn("zipf", a=_NEEDED, size=None)
 
     # Those of which a draw is a row.
 
-    multinomial: ClassVar[Callable[..., DTensor]] = _draws(
+    multinomial: ClassVar[Callable[..., DTensor]] = _drawn(
         "multinomial", {"pvals": 1}, n=_NEEDED, pvals=_NEEDED, size=None
     )
-    dirichlet: ClassVar[Callable[..., DTensor]] = _draws(
+    dirichlet: ClassVar[Callable[..., DTensor]] = _drawn(
         "dirichlet", {"alpha": 1}, alpha=_NEEDED, size=None
     )
-    multivariate_hypergeometric: ClassVar[Callable[..., DTensor]] = _draws(
+    multivariate_hypergeometric: ClassVar[Callable[..., DTensor]] = _drawn(
         "multivariate_hypergeometric",
         {"colors": 1},
         colors=_NEEDED,
@@ -213,7 +212,7 @@ class RandomGenerator:
         size=None,
         method="marginals",
     )
-    multivariate_normal: ClassVar[Callable[..., DTensor]] = _draws(
+    multivariate_normal: ClassVar[Callable[..., DTensor]] = _drawn(
         "multivariate_normal",
         {"mean": 1, "cov": 2},
         named="method",
@@ -251,6 +250,8 @@ class RandomGenerator:
         extents = None if size is None else _extents(name, size)
         dtype, row = checked_sample(name, parameters, options)
         units = units_of(name, extents, parameters)
+        if "dtype" in options:
+            options = {**options, "dtype": dtype}
         if "check_valid" in options:  # of which numpy has warned here
             options = {**options, "check_valid": "ignore"}
         what = Draw(name, units, row, dtype, parameters, options)
@@ -314,8 +315,8 @@ class RandomGenerator:
         no_out("random.permuted", out)
         given = array_of(x)
         if axis is None:
-            mixed = self.permutation(np.reshape(given, (given.size,)))
-            made = np.reshape(cast("Any", mixed), tuple(given.shape))
+            mixed = self.permutation(given.reshape((given.size,)))
+            made: Any = mixed.reshape(tuple(given.shape))
         else:
             place = normal_axis(axis, given.ndim)
             lines = np.moveaxis(given, place, -1)
@@ -324,7 +325,7 @@ class RandomGenerator:
             what = Draw("permuted", tuple(units), (extent,), given.dtype, [row], {})
             mixed = self._draw(what, self._like(lines, what))
             made = np.moveaxis(cast("Any", mixed), -1, place)
-        return self._placed("permuted", cast("DTensor", made), placement, given, mixed)
+        return self._placed("permuted", made, placement, given, mixed)
 
     def shuffle(self, x: DTensor, axis: int = 0) -> None:
         """Gives a distributed tensor another order along an axis; see :meth:`permutation`.
@@ -436,12 +437,11 @@ class RandomGenerator:
             ConfigError: What is given is no such state.
         """
         with self._lock:
-            seeds, draws = self._seeds, self._draws
-            state = seeds.state
-        entropy = state["entropy"]
-        plain = int(entropy) if as_index(entropy) is not None else list(map(int, several(entropy)))
+            state, draws = self._seeds.state, self._draws
+        entropy = as_index(state["entropy"])
+        several_of: Any = state["entropy"]
         return {
-            "entropy": plain,
+            "entropy": list(map(int, several_of)) if entropy is None else entropy,
             "spawn_key": list(map(int, state["spawn_key"])),
             "pool_size": int(state["pool_size"]),
             "children": int(state["n_children_spawned"]),
@@ -450,7 +450,7 @@ class RandomGenerator:
 
     @state.setter
     def state(self, value: Mapping[str, Any]) -> None:
-        if not isinstance(cast("object", value), Mapping) or set(value) != _STATE:
+        if not isinstance(cast("object", value), Mapping) or {*value} != {*_STATE}:
             raise ConfigError(
                 f"expected a state with {', '.join(sorted(_STATE))}, such as another generator's"
                 f" state, got {value!r}"
@@ -488,6 +488,14 @@ class RandomGenerator:
         return f"RandomGenerator(Philox) after {self._draws} draws"
 
 
+def _close(given: dict[str, Any], options: dict[str, Any]) -> None:
+    """Completes the range of integers; one that has no last number gets it, which has a dtype."""
+    if given["high"] is None:
+        given["low"], given["high"] = 0, given["low"]
+    if type(given["high"]) is int and given["high"] == 1 << 64 and not options["endpoint"]:
+        given["high"], options["endpoint"] = given["high"] - 1, True
+
+
 def _extents(name: str, size: Any) -> tuple[int, ...]:
     found = tuple(integers(name, several(size)))
     if any(extent < 0 for extent in found):
@@ -503,9 +511,7 @@ def _order(count: int) -> Draw:
     return Draw("permutation", (), (count,), _POSITIONS, [Parameter(np.asarray(count))], {})
 
 
-def _choice(
-    count: int, size: tuple[int, ...], p: Any, *, replace: bool, shuffle: bool
-) -> Draw:
+def _choice(count: int, size: tuple[int, ...], p: Any, *, replace: bool, shuffle: bool) -> Draw:
     """Positions that are chosen.
 
     Raises:

@@ -34,6 +34,10 @@ _METHODS = frozenset(
 )
 
 
+_INTO = frozenset(["random", "standard_exponential", "standard_normal"])
+"""Methods without parameters that draw into an array."""
+
+
 class _Draw(NamedTuple):
     """How a block is drawn.
 
@@ -61,9 +65,7 @@ class _Draw(NamedTuple):
         """The elements of a block in a row."""
         first = number * self.length
         last = min(first + self.length, math.prod(self.units))
-        counter = np.array([0, 0, number, self.number], np.uint64)
-        philox = np.random.Philox(key=np.array(self.key, np.uint64), counter=counter)
-        method = getattr(np.random.Generator(philox), self.name)
+        method = self._method(number)
         given = [parameter(first, last) for parameter in self.parameters]
         count = last - first
         if self.name == "permutation":
@@ -77,8 +79,20 @@ class _Draw(NamedTuple):
             out = method(*given, size=count, **self.options)
         return out.reshape(-1)
 
+    def block_into(self, number: int, out: Array) -> None:
+        """Writes all elements of a block into a row of memory."""
+        if self.name in _INTO:
+            self._method(number)(out=out, **self.options)
+        else:
+            out[...] = self.block(number)
 
-class _Run:
+    def _method(self, number: int) -> Callable[..., Array]:
+        counter = np.array([0, 0, number, self.number], np.uint64)
+        philox = np.random.Philox(key=np.array(self.key, np.uint64), counter=counter)
+        return getattr(np.random.Generator(philox), self.name)  # type: ignore[no-any-return]
+
+
+class _BlockReader:
     """Elements of a tensor in C order; the block that was read last is kept."""
 
     def __init__(self, draw: _Draw) -> None:
@@ -97,12 +111,19 @@ class _Run:
         at, stop = start, start + len(out)
         while at < stop:
             number = at // self._size
-            if number != self._number:
-                self._number, self._block = number, self._draw.block(number)
             first = number * self._size
             last = min(stop, first + self._size)
-            out[at - start : last - start] = self._block[at - first : last - first]
+            target = out[at - start : last - start]
+            if len(target) == self._size:
+                self._draw.block_into(number, target)
+            else:
+                target[...] = self._read(number)[at - first : last - first]
             at = last
+
+    def _read(self, number: int) -> Array:
+        if number != self._number:
+            self._number, self._block = number, self._draw.block(number)
+        return self._block
 
 
 def random_part(
@@ -110,15 +131,7 @@ def random_part(
     pieces: Pieces,
     dtype: np.dtype[Any],
     shape: Sequence[int],
-    axes: int,
-    length: int,
-    low: int,
-    high: int,
-    number: int,
-    name: str,
-    options: Mapping[str, Any],
-    inner: Sequence[int],
-    parts: Sequence[int],
+    how: Mapping[str, Any],
     *values: Any,
 ) -> Array:
     """Draws this worker's part of a random tensor, on the host, and brings it to its device.
@@ -128,30 +141,26 @@ def random_part(
         pieces: What it has of each axis.
         dtype: Of the elements.
         shape: Of the tensor.
-        axes: How many of its axes, the first ones, number what is drawn independently.
-        length: How many of these a block has.
-        low: The lower half of the key.
-        high: The upper half.
-        number: Of the draw.
-        name: Of the generator's method.
-        options: The method's.
-        inner: How many axes one value of each parameter has.
-        parts: For each parameter, whether this worker has those of its blocks alone, in a row.
+        how: The ``name`` of the generator's method and its ``options``; the ``key``, and the
+            ``number`` of the draw; how many of the ``axes``, the first ones, number what is drawn
+            independently, and what ``length`` of these a block has; of each parameter, how many
+            axes one value has (``inner``), and whether the worker has those of its blocks alone,
+            in a row (``parts``).
         *values: The parameters.
     """
-    if name not in _METHODS:
-        msg = f"numpy.random.Generator has no method {name!r} that makes arrays"
+    if how["name"] not in _METHODS:
+        msg = f"numpy.random.Generator has no method {how['name']!r} that makes arrays"
         raise ValueError(msg)
+    axes, length = how["axes"], how["length"]
     units, row = shape[:axes], math.prod(shape[axes:])
-    # Of what has no axes, one is drawn.
     begin, _ = spanned(units, pieces[:axes], length)
     host = current_worker().arrays.to_host
     parameters = [
-        _parameter(value if np.isscalar(value) else host(value), units, count, begin, is_part)
-        for value, count, is_part in zip(values, inner, parts, strict=True)
+        _parameter(value if np.isscalar(value) else host(value), units, inner, begin, is_part)
+        for value, inner, is_part in zip(values, how["inner"], how["parts"], strict=True)
     ]
-    key = (int(low), int(high))
-    draw = _Draw(name, units, row, length, key, number, options, parameters)
+    key = tuple(map(int, how["key"]))
+    draw = _Draw(how["name"], units, row, length, key, how["number"], how["options"], parameters)
     out = np.empty([sum(last - first for first, last in axis) for axis in pieces], dtype)
     if out.size:
         whole = out.ndim == 0
@@ -159,14 +168,14 @@ def random_part(
             out.reshape(1) if whole else out,
             [1] if whole else shape,
             [[[0, 1]]] if whole else pieces,
-            _Run(draw),
+            _BlockReader(draw),
             length * row,
         )
     return xp.asarray(out)
 
 
 def _parameter(
-    value: Any, units: Sequence[int], inner: int, begin: int, is_part: bool
+    value: Any, units: Sequence[int], inner: int, begin: int, is_part: object
 ) -> Callable[[int, int], Any]:
     if is_part:
         return lambda first, last: value[first - begin : last - begin]
@@ -179,7 +188,7 @@ def _parameter(
     return lambda first, last: wide[np.unravel_index(np.arange(first, last), tuple(units))]
 
 
-def _fill(out: Array, shape: Sequence[int], pieces: Pieces, run: _Run, block: int) -> None:
+def _fill(out: Array, shape: Sequence[int], pieces: Pieces, run: _BlockReader, block: int) -> None:
     """Fills a part of a tensor, run by run.
 
     Args:
@@ -211,13 +220,13 @@ def _indices(held: Sequence[Sequence[int]]) -> list[int]:
     return [index for first, last in held for index in range(first, last)]
 
 
-def _read_all(run: _Run, out: Array, start: int) -> None:
+def _read_all(run: _BlockReader, out: Array, start: int) -> None:
     """Fills what is one row, as a part is contiguous."""
     run.read_into(out.reshape(-1), start)
 
 
 def _read_some(
-    run: _Run,
+    run: _BlockReader,
     behind: Sequence[int],
     wanted: Sequence[Sequence[int]],
     rows: int,
