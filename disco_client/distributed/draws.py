@@ -212,8 +212,8 @@ def _brought(
 ) -> tuple[Any, bool]:
     """A parameter as it goes with the command, and whether it is a part for each worker.
 
-    Small arrays go to all of the workers. Of distributed tensors and of large arrays each worker
-    gets what belongs to the blocks that it draws.
+    Of distributed tensors, and of large arrays that are not broadcast, each worker gets what
+    belongs to the blocks that it draws; other arrays go to all of the workers.
 
     Args:
         engine: Moves it.
@@ -224,9 +224,10 @@ def _brought(
     """
     value, inner = parameter
     is_tensor = isinstance(value, DTensor)
-    if not is_tensor and (not parameter.batch or value.nbytes <= INLINE_ARRAY_BYTES):
+    units = tuple(info.tensor_sinfo.shape[:axes])
+    is_large = units and parameter.batch == units and value.nbytes > INLINE_ARRAY_BYTES
+    if not is_tensor and not is_large:
         return (value if value.ndim else value[()]), False
-    units = info.tensor_sinfo.shape[:axes]
     core = tuple(value.shape[value.ndim - inner :])
     wide = np.broadcast_to(value, (*units, *core))
     flat = np.reshape(wide, (math.prod(units), *core))

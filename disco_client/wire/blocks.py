@@ -20,18 +20,28 @@ def strides_of(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def run_axis(shape: Sequence[int], block: int) -> int:
+def run_axis(shape: Sequence[int], pieces: _Pieces, block: int) -> int:
     """The axis along which a piece is read as one run of elements, with all that it encloses.
 
-    Along the axes before it neighbours are a block apart or more, so that indices that are not
-    wanted need not be drawn.
+    All that is behind it is wanted, or is less than a block, so that leaving it out saves nothing.
 
     Args:
         shape: Of the tensor, which has axes.
+        pieces: What the part has of each axis.
         block: How many elements a block has.
     """
-    near = (axis for axis, stride in enumerate(strides_of(shape)) if stride < block)
-    return next(near, len(shape) - 1)
+    axis, stride, whole = len(shape) - 1, 1, True
+    while axis:
+        stride *= shape[axis]
+        whole = whole and _length(pieces[axis]) == shape[axis]
+        if not whole and stride >= block:
+            break
+        axis -= 1
+    return axis
+
+
+def _length(held: Sequence[Sequence[int]]) -> int:
+    return sum(last - first for first, last in held)
 
 
 def spanned(shape: Sequence[int], pieces: _Pieces, block: int) -> tuple[int, int]:
@@ -59,9 +69,9 @@ def drawn_elements(shape: Sequence[int], pieces: _Pieces, block: int) -> int:
         pieces: What the part has of each axis.
         block: How many elements a block has.
     """
-    lengths = [sum(last - first for first, last in axis) for axis in pieces]
+    lengths = list(map(_length, pieces))
     if not all(lengths):
         return 0
-    axis, strides = run_axis(shape, block), strides_of(shape)
+    axis, strides = run_axis(shape, pieces, block), strides_of(shape)
     runs = [-(-(last - first) * strides[axis] // block) for first, last in pieces[axis]]
     return min(math.prod(shape), math.prod(lengths[:axis]) * sum(runs) * block)

@@ -198,7 +198,7 @@ def _fill(out: Array, shape: Sequence[int], pieces: Pieces, run: _BlockReader, b
         run: The elements of the tensor.
         block: How many a block of them has.
     """
-    axis, strides = run_axis(shape, block), strides_of(shape)
+    axis, strides = run_axis(shape, pieces, block), strides_of(shape)
     behind = [_indices(held) for held in pieces[axis + 1 :]]
     if list(map(len, behind)) == list(shape[axis + 1 :]):
         read = partial(_read_all, run)

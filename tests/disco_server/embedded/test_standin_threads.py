@@ -138,6 +138,30 @@ def test_a_host_array_beside_one_of_the_standin(gpus):
     assert every.numpy().tolist() == [2] * 3
 
 
+def test_random_tensors_on_gpus_of_the_standin_are_those_of_hosts(gpus, threads):
+    """They are drawn on the host, and array parameters come back from the device for that."""
+    session, host = gpus(), threads(3)
+    large, rows = np.arange(20000.0).reshape(-1, 4), np.eye(5000, 3)
+    for name, call in {
+        "normal": lambda rng, _: rng.normal(size=(40, 3)),
+        "arrays": lambda rng, _: rng.normal([1.0, 2.0], size=(40, 2)),
+        "large arrays": lambda rng, _: rng.normal(large),
+        "tensors": lambda rng, x: rng.normal(x(large), size=(5000, 4)),
+        "rows": lambda rng, _: rng.multinomial(9, [0.25, 0.75], 40),
+        "permuted": lambda rng, x: rng.permuted(x(rows), axis=1),
+        "choice": lambda rng, x: rng.choice(x(rows), 30, p=np.full(5000, 1 / 5000)),
+        "across": lambda rng, _: rng.random((100000, 3), placement="S[1]"),
+    }.items():
+        got, want = (
+            call(
+                each.numpy.random.default_rng(5),
+                lambda a, s=each: s.distribute(a, placement="S[0]"),
+            )
+            for each in (session, host)
+        )
+        assert got.numpy().tobytes() == want.numpy().tobytes(), name
+
+
 def test_a_worker_of_the_standin_that_fails_releases_its_peers(gpus):
     """The cause is raised, and the next collective is as good as before."""
     session = gpus(2)
