@@ -443,7 +443,11 @@ REFUSED = {
         TypeError,
         "Unsupported dtype",
     ),
-    "multinomial(3, [0.9, 0.9, 0.1])": (lambda r, x: r.multinomial(3, [0.9, 0.9, 0.1]), ValueError, "> 1"),
+    "multinomial(3, [0.9, 0.9, 0.1])": (
+        lambda r, x: r.multinomial(3, [0.9, 0.9, 0.1]),
+        ValueError,
+        "> 1",
+    ),
     "dirichlet([-1, 1])": (lambda r, x: r.dirichlet([-1, 1]), ValueError, "alpha"),
     "multivariate_normal([0, 0], -np.eye(2), check_valid='raise')": (
         lambda r, x: r.multivariate_normal([0, 0], -np.eye(2), check_valid="raise"),
