@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
 from disco_client.distributed.composites import Steps
 from disco_client.distributed.dtensor import Computing, DTensor
-from disco_client.distributed.indexing import POSITION, Index, is_mask, parsed
+from disco_client.distributed.indexing import POSITION, Subscript, is_mask, parsed
 from disco_client.distributed.numpy_arguments import array_of
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -90,7 +91,10 @@ def _masked(
         raise OutOfBounds(f"a mask of shape {shape} is for such axes, got {tuple(x.shape)}")
     _check_values(new, x.shape[len(shape) :])
     wide = np.reshape(flags, (*shape, *(1,) * (x.ndim - len(shape))))
-    operands = [_laid(steps, each, x.info) for each in (wide, _with_axes(new, x.ndim))]
+    values = _with_axes(new, x.ndim)
+    if values.ndim or isinstance(values, DTensor):
+        values = _laid(steps, values, x.info)
+    operands = [values, _laid(steps, wide, x.info)]
     return Region((), (), how, is_masked=True), operands, ()
 
 
@@ -98,16 +102,18 @@ def _masked(
 
 
 def _placed(
-    steps: Steps, x: DTensor, index: Index, how: str, new: Any
+    steps: Steps, x: DTensor, index: Subscript, how: str, new: Any
 ) -> tuple[Region, list[Any], tuple[int, ...]]:
     _check_values(new, index.shape)
     ids = [np.reshape(each, -1) for each in index.ids]
     values = _in_rows(x, index, new)
     if how == "set" and ids and not any(isinstance(each, DTensor) for each in ids):
         ids, values = _last_ones(x, index.at, ids, values)
-    lies = _region(x.info, index, ids[0].shape if ids else ())
+    operands = [values]  # a number goes with the command
+    if values.ndim or isinstance(values, DTensor):
+        lies = _region(x.info, index.axes, index.bounds, index.at, ids[0].shape if ids else ())
+        operands = [_laid(steps, values, lies)]
     copies = Placement([PlacementSpec.replica()] * x.mesh.ndim)
-    operands = [_laid(steps, values, lies)]
     for each in ids:
         row = DTensorStructInfo(TensorStructInfo(each.shape, each.dtype), x.mesh, copies)
         operands.append(_laid(steps, each, row))
@@ -140,7 +146,7 @@ def _with_axes(new: Any, ndim: int) -> Any:
     return np.reshape(new, (1,) * (ndim - len(shape)) + shape)
 
 
-def _in_rows(x: DTensor, index: Index, new: Any) -> Any:
+def _in_rows(x: DTensor, index: Subscript, new: Any) -> Any:
     """Values with an axis for the positions, if there are any, and one for each other axis."""
     if not new.ndim:
         return new
@@ -175,12 +181,27 @@ def _last_ones(
     return [each[keep] for each in ids], values
 
 
-def _region(info: DTensorStructInfo, index: Index, row: tuple[int, ...]) -> DTensorStructInfo:
-    """How values lie of which each worker needs those that it has the places of."""
-    part = sliced(info, index.axes, index.bounds)
+@lru_cache(maxsize=4096)
+def _region(
+    info: DTensorStructInfo,
+    axes: tuple[int, ...],
+    bounds: tuple[int, ...],
+    at: tuple[int, ...],
+    row: tuple[int, ...],
+) -> DTensorStructInfo:
+    """How values lie of which each worker needs those that it has the places of.
+
+    Args:
+        info: The tensor.
+        axes: The axes of which slices take some.
+        bounds: What they take.
+        at: The axes of which positions take some.
+        row: How many positions there are, if there are any.
+    """
+    part = sliced(info, axes, bounds)
     whole = part.tensor_sinfo
-    rest = [axis for axis in range(whole.ndim) if axis not in index.at]
-    twice = {axis for axis in index.axes if info.axes.count(axis) > 1}
+    rest = [axis for axis in range(whole.ndim) if axis not in at]
+    twice = {axis for axis in axes if info.axes.count(axis) > 1}
     copies = PlacementSpec.replica()
     specs = [
         replace(spec, axis=rest.index(axis) + len(row))
@@ -189,15 +210,12 @@ def _region(info: DTensorStructInfo, index: Index, row: tuple[int, ...]) -> DTen
         for axis, spec in zip(part.axes, part.placement.dim_specs, strict=True)
     ]
     shape = (*row, *(whole.shape[axis] for axis in rest))
-    return DTensorStructInfo(
-        TensorStructInfo(shape, whole.dtype), info.device_mesh, Placement(specs)
-    )
+    values = TensorStructInfo(shape, whole.dtype)
+    return DTensorStructInfo(values, info.device_mesh, Placement(specs))
 
 
 def _laid(steps: Steps, array: Any, lies: DTensorStructInfo) -> Any:
     """An array where workers need it; axes of one, which are broadcast, come to all."""
-    if not array.ndim and not isinstance(array, DTensor):
-        return array  # with the command
     copies = PlacementSpec.replica()
     kept = [
         mine == whole for mine, whole in zip(array.shape, lies.tensor_sinfo.shape, strict=False)

@@ -480,8 +480,8 @@ class Engine(Computing, Renewable):
         Args:
             tensor: The tensor, without partial values.
             region: What gets others.
-            operands: The values, which lie where they go, and where a mask is true or the
-                positions along each axis; tensors, or arrays without axes.
+            operands: The values, which lie where they go, or one without axes; and a mask, or
+                the positions along each axis.
             bounds: Of each axis that is sliced the first index, how many, and the step.
             in_place: Whether the tensor's memory may be used for it, if nobody else has it.
         """

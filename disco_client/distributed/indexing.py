@@ -15,7 +15,7 @@ from disco_client.distributed.selection import nonzero, selected
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 
-__all__ = ["NEW", "POSITION", "Index", "getitem", "is_mask", "parsed"]
+__all__ = ["NEW", "POSITION", "Subscript", "getitem", "is_mask", "parsed"]
 
 _Slice: TypeAlias = "slice[Any, Any, Any]"
 
@@ -32,7 +32,7 @@ _EXPECTED = (
 )
 
 
-class Index(NamedTuple):
+class Subscript(NamedTuple):
     """What stands between brackets, by what is done with each axis of the tensor.
 
     Attributes:
@@ -81,7 +81,7 @@ def _is_mask_alone(items: Sequence[Any]) -> bool:
     return alone and is_mask(items[0]) and np.ndim(items[0]) > 0
 
 
-def parsed(engine: Computing, x: DTensor, items: Sequence[Any]) -> Index:
+def parsed(engine: Computing, x: DTensor, items: Sequence[Any]) -> Subscript:
     """Reads what stands between the brackets of a tensor.
 
     Where a mask lies on the workers, beside other things, the call waits for how often it is true.
@@ -122,7 +122,7 @@ def parsed(engine: Computing, x: DTensor, items: Sequence[Any]) -> Index:
     axes, bounds = _cut(x, tuple(slices))
     counts = dict(zip(axes, bounds[1::3], strict=True))
     shape = [1 if axis == NEW else counts.get(axis, x.shape[axis]) for axis in dims]
-    return Index(
+    return Subscript(
         axes,
         bounds,
         tuple(numbers),
@@ -236,14 +236,14 @@ def _together(taken: Mapping[int, Any], extents: Sequence[int]) -> tuple[Any, ..
     )
 
 
-def _sliced(engine: Computing, x: DTensor, index: Index) -> DTensor:
+def _sliced(engine: Computing, x: DTensor, index: Subscript) -> DTensor:
     """By slices and numbers."""
     steps = Steps(engine)
     out = steps.keep(engine.take_slices(x, index.axes, index.bounds))
     return _shaped(steps, out, index.numbers, index.shape)
 
 
-def _gathered(engine: Computing, x: DTensor, index: Index) -> DTensor:
+def _gathered(engine: Computing, x: DTensor, index: Subscript) -> DTensor:
     """By positions along some axes; each worker takes those that it has."""
     steps = Steps(engine)
     rest = steps.keep(engine.take_slices(x, index.axes, index.bounds)) if index.axes else x

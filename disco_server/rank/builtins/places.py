@@ -20,7 +20,7 @@ Array = Any
 _UFUNCS: Mapping[str, str] = {"add": "add", "min": "minimum", "max": "maximum"}
 
 
-class _Run(NamedTuple):
+class _SliceRun(NamedTuple):
     """What one piece of a part has of a slice.
 
     Attributes:
@@ -34,7 +34,7 @@ class _Run(NamedTuple):
     length: int
 
 
-def local_slices(pieces: Sequence[Sequence[int]], item: Sequence[int]) -> list[_Run]:
+def local_slices(pieces: Sequence[Sequence[int]], item: Sequence[int]) -> list[_SliceRun]:
     """Where a slice of an axis lies in a part, piece by piece in the order of the slice.
 
     Args:
@@ -46,16 +46,16 @@ def local_slices(pieces: Sequence[Sequence[int]], item: Sequence[int]) -> list[_
         One run that has none if the part has nothing of the slice.
     """
     start, count, step = item
-    found: list[_Run] = []
+    found: list[_SliceRun] = []
     at = 0
     for first, last in pieces:
         low, high = taken((first, last), (start, count, step))
         if low < high:
             begin = at + start + low * step - first
             end = begin + (high - low) * step
-            found.append(_Run(slice(begin, end if end >= 0 else None, step), low, high - low))
+            found.append(_SliceRun(slice(begin, end if end >= 0 else None, step), low, high - low))
         at += last - first
-    return (found if step > 0 else found[::-1]) or [_Run(slice(0, 0), 0, 0)]
+    return (found if step > 0 else found[::-1]) or [_SliceRun(slice(0, 0), 0, 0)]
 
 
 def in_bounds(xp: Any, ids: Array, extent: int) -> Array:
@@ -138,14 +138,14 @@ def bind_put_where(how: str) -> NamedCall:
     """Makes a function that makes a worker's part with other values where a mask is true.
 
     It takes the part, or the number of its register if its memory may be used, and what is
-    broadcast to it: the mask, and values. It returns None outside the mesh.
+    broadcast to it: values, and the mask. It returns None outside the mesh.
 
     Args:
         how: What becomes of the elements: ``set``, ``add``, ``min`` or ``max``.
     """
     worker = current_worker()
 
-    def put(whole: Any, mask: Array, values: Array) -> Array:
+    def put(whole: Any, values: Array, mask: Array) -> Array:
         if mask is None:
             return None
         out, xp = _part(worker, whole), worker.xp
@@ -187,13 +187,13 @@ def _own_positions(
     return tuple(own[here] for own in places), here
 
 
-def _with_starts(runs: Sequence[_Run]) -> list[tuple[_Run, int, int]]:
+def _with_starts(runs: Sequence[_SliceRun]) -> list[tuple[_SliceRun, int, int]]:
     """Runs of a slice, how many of its indices the part has before each, and in all."""
     ends = list(itertools.accumulate(run.length for run in runs))
     return [(run, end - run.length, ends[-1]) for run, end in zip(runs, ends, strict=True)]
 
 
-def _source(extent: int, run: _Run, start: int, total: int) -> slice:
+def _source(extent: int, run: _SliceRun, start: int, total: int) -> slice:
     """Which values are for a run: of one for all, of those that the part needs, or of all."""
     if extent == 1:
         return slice(None)
