@@ -71,6 +71,7 @@ from disco_client.wire.values import (
 
 if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
+    from disco_client.distributed.halos import Overlap
     from disco_client.wire.partition import Intervals
 
 __all__ = ["Engine", "check_mesh", "make_mesh"]
@@ -166,6 +167,7 @@ class Engine(Computing, Renewable):
         self._slicers = functools.lru_cache(maxsize=_KEPT)(self._make_slicer)
         self._selectors = functools.lru_cache(maxsize=_KEPT)(self._make_selector)
         self._appenders = functools.lru_cache(maxsize=_KEPT)(self._make_appender)
+        self._mappers = functools.lru_cache(maxsize=_KEPT)(self._make_mapper)
 
     # In and out -----------------------------------------------------------------------
 
@@ -588,6 +590,31 @@ class Engine(Computing, Renewable):
         table = self.executor.table(mesh, pieces)
         dtype = info.tensor_sinfo.dtype_name
         return self._core.call_now("runtime.disco._dt_bind_creator", name, table, dtype)
+
+    def map_blocks(
+        self, function: str | DRef, tensor: DTensor, work: Overlap, options: Mapping[str, Any]
+    ) -> DRef:
+        """Calls a function of the workers with the parts of a tensor, which have halos.
+
+        Args:
+            function: The function, or its name.
+            tensor: The parts.
+            work: What is done with them.
+            options: What the function takes besides, by name.
+
+        Returns:
+            The parts of the result, without halos.
+        """
+        named = isinstance(function, str)
+        func = self._mappers(function if named else "", work)
+        if named and not options:
+            return self._core.call(func, tensor.ref)
+        return self._core.call(func, tensor.ref, dict(options), *(() if named else (function,)))
+
+    def _make_mapper(self, name: str, work: Overlap) -> DRef:
+        table = self.executor.table(work.info.device_mesh, work.tables())
+        known = work.axes(), table, work.trim, work.dtype_name
+        return self._core.call_now("runtime.disco._dt_bind_overlap", name, *known)
 
     def append(self, tensors: Sequence[DTensor], axis: int, dtype: np.dtype[Any]) -> DTensor:
         """Puts tensors one behind the other along the axis that they are split along.

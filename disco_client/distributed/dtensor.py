@@ -19,6 +19,7 @@ from disco_client.notebook import html_of
 from disco_client.wire.partition import length_of
 
 if TYPE_CHECKING:
+    from disco_client.distributed.halos import Overlap
     from disco_client.distributed.placement import DTensorStructInfo, Placement, PlacementSpec
     from disco_client.distributed.slices import Region
     from disco_client.wire.partition import Intervals
@@ -105,6 +106,12 @@ class Computing(ABC):
     @abstractmethod
     def append(self, tensors: Sequence[DTensor], axis: int, dtype: np.dtype[Any]) -> DTensor:
         """Puts tensors that lie alike, split along an axis, one behind the other along it."""
+
+    @abstractmethod
+    def map_blocks(
+        self, function: str | DRef, tensor: DTensor, work: Overlap, options: Mapping[str, Any]
+    ) -> DRef:
+        """Calls a function of the workers with the parts of a tensor, which have halos."""
 
     @abstractmethod
     def call_ufunc(

@@ -10,11 +10,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from disco_client.core import DRef
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import FUNCTIONS
 from disco_client.distributed.numpy_arguments import array_of
 from disco_client.distributed.ops import integers
+from disco_client.distributed.overlaps import map_overlap
+from disco_client.distributed.own_functions import check_function
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -24,7 +27,7 @@ from disco_client.distributed.placement import (
 )
 from disco_client.distributed.random import RandomNamespace
 from disco_client.errors import ConfigError, DtypeError
-from disco_client.wire.values import dtype_from_name
+from disco_client.wire.values import dtype_from_name, dtype_name
 
 __all__ = ["ArrayNamespace", "first_axis_split"]
 
@@ -274,6 +277,102 @@ class ArrayNamespace:
         if not grids:
             return self.zeros((0,), kind)
         return np.stack(grids)  # type: ignore[arg-type]
+
+    def fromfunction(
+        self,
+        function: Any,
+        shape: Any,
+        *,
+        dtype: object = float,
+        result_dtype: object = None,
+        placement: Placement | str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """What a function makes of the indices of each element.
+
+        Args:
+            function: Of the workers: its name, or what ``session.get_global_func`` returned. Each
+                worker calls it with the indices of its part in the whole, for each axis an array
+                of the shape of the part that cannot be written into, unless the part has no
+                elements. It returns the part, or a number for all elements of it. Or a function
+                of this program, which is called here with a distributed tensor of indices for
+                each axis; what it returns is returned.
+            shape: An extent, or several.
+            dtype: Of the indices.
+            result_dtype: Of what a function of the workers makes; by default that of the indices.
+            placement: How it lies; by default as the namespace says.
+            **kwargs: What the function takes besides.
+
+        Raises:
+            ConfigError: That is no function.
+            BadArgument: With a wait: a worker's function returned another shape, or a dtype that
+                cannot become that of the result.
+        """
+        indices = dtype_from_name(dtype)
+        info = self._info(shape, indices, placement)
+        if callable(function) and not isinstance(function, DRef):
+            axes = range(info.tensor_sinfo.ndim)
+            made = function(*(self._engine.create("indices", info, at) for at in axes), **kwargs)
+            return made if result_dtype is None else self.asarray(made, result_dtype)
+        called = check_function("fromfunction", function)
+        if result_dtype is not None:
+            info = self._info(shape, result_dtype, placement)
+        names = dtype_name(indices)
+        return self._engine.create("fromfunction", info, called, names, kwargs)
+
+    def map_overlap(
+        self,
+        function: Any,
+        x: Any,
+        depth: Any,
+        boundary: Any = "none",
+        *,
+        trim: bool = True,
+        dtype: object = None,
+        **kwargs: Any,
+    ) -> DTensor:
+        """Calls a worker's function with each part and its halos, for stencils.
+
+        Neighbours exchange the halos, so that those of a part are what is beside it in the whole;
+        nothing else moves. The names are those of ``dask.array.map_overlap``.
+
+        Args:
+            function: A function of the workers: its name, or what ``session.get_global_func``
+                returned. It is called with an array that cannot be written into, unless the part
+                has no elements; where a part has several pieces of an axis with halos, with each
+                of them.
+            x: The tensor; partial values are combined first.
+            depth: How many indices a halo has on either side: of all axes, of each in order, or by
+                axis in a dict, with 0 for the others.
+            boundary: What is beyond the ends of the whole, for all axes or for each, likewise:
+                ``"none"``, where halos end there, ``"reflect"``, the same backwards, beginning
+                with the last element (numpy.pad's ``symmetric``), ``"nearest"``, the last element
+                (its ``edge``), ``"periodic"``, what is at the other end (its ``wrap``), or a
+                number.
+            trim: True where the function returns the shape that it was given; its halos are then
+                cut off. False where it returns the shape without halos.
+            dtype: Of the result; by default that of ``x``.
+            **kwargs: What the function takes besides.
+
+        Returns:
+            A tensor of the shape of ``x``, which lies as it does.
+
+        Raises:
+            ConfigError: That is no function, or the depth or the boundary does not fit.
+            DtypeError: The dtype of ``x`` has no such number.
+            BadArgument: With a wait: the function returned another shape, or a dtype that cannot
+                become that of the result.
+        """
+        return map_overlap(
+            self._engine,
+            function,
+            self.asarray(x),
+            depth,
+            boundary,
+            trim=trim,
+            dtype=dtype,
+            options=kwargs,
+        )
 
     def asarray(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 
 from disco_client.wire.values import dtype_from_name
 from disco_server.rank.builtins.draws import random_part
+from disco_server.rank.builtins.own_functions import from_function
 from disco_server.rank.functions import NamedCall, register_func
 from disco_server.rank.worker import current_worker
 
@@ -102,6 +103,7 @@ CREATORS: Mapping[str, Callable[..., Array]] = {
     "tri": _tri,
     "indices": _indices,
     "random": random_part,
+    "fromfunction": from_function,
 }
 
 

@@ -30,7 +30,7 @@ from disco_server.rank.builtins.places import in_bounds, local_slices
 from disco_server.rank.functions import NamedCall, register_func, resolve
 from disco_server.rank.worker import current_worker
 
-__all__ = ["LOCAL", "as_moved", "layer_norm", "rms_norm", "softmax"]
+__all__ = ["LOCAL", "as_moved", "as_part", "layer_norm", "rms_norm", "softmax"]
 
 
 HostArray = np.ndarray[Any, Any]
@@ -650,7 +650,7 @@ LOCAL: Mapping[str, Local] = {
 """The others, by the names of ``disco_client.distributed``."""
 
 
-def _as_part(xp: Any, result: Any) -> Any:
+def as_part(xp: Any, result: Any) -> Any:
     """What a function returned as an array of this rank's device.
 
     Raises:
@@ -704,7 +704,7 @@ def bind(name: str, options: dict[str, Any], tables: dict[str, Any], dtype: Any)
         result = function(*operands)
         if type(result) is kind and result.dtype == said:
             return result
-        return _as_said(name, _as_part(xp, result), said)
+        return _as_said(name, as_part(xp, result), said)
 
     return NamedCall(name, compute)
 
