@@ -566,7 +566,7 @@ class Engine(Computing, Renewable):
 
     def namespace(self, mesh: DeviceMesh) -> ArrayNamespace:
         """Numpy's names, whose functions compute on the workers of a mesh."""
-        return ArrayNamespace(self, mesh, first_axis_split(mesh))
+        return ArrayNamespace(self, mesh, first_axis_split(mesh), self._core.face())
 
     def create(self, name: str, info: DTensorStructInfo, *numbers: object) -> DTensor:
         """Makes a tensor on the workers, each its own part; returns at once.

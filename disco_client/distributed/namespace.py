@@ -55,10 +55,18 @@ class ArrayNamespace:
         engine: Computes.
         mesh: On which workers what is made here lies.
         placement: How, unless a call says so; an axis that a tensor lacks is not split.
+        session: What lives as long as this, so that a program need not name it.
     """
 
-    def __init__(self, engine: Computing, mesh: DeviceMesh, placement: Placement | str) -> None:
+    def __init__(
+        self,
+        engine: Computing,
+        mesh: DeviceMesh,
+        placement: Placement | str,
+        session: object = None,
+    ) -> None:
         self._engine = engine
+        self._session = session
         self._mesh = mesh
         found = Placement.from_text(placement) if isinstance(placement, str) else placement
         if len(found) != mesh.ndim:
@@ -78,7 +86,7 @@ class ArrayNamespace:
         where = self._mesh if mesh is None else mesh
         if placement is None:
             placement = self._placement if mesh is None else first_axis_split(where)
-        return ArrayNamespace(self._engine, where, placement)
+        return ArrayNamespace(self._engine, where, placement, self._session)
 
     def __repr__(self) -> str:
         return f"<numpy on {self._mesh!r}, {str(self._placement)!r}>"

@@ -146,6 +146,12 @@ def test_functions_take_what_is_no_tensor_yet(session):
             xp.asarray(each, copy=False, **options)
 
 
+def test_a_namespace_is_all_that_a_program_need_keep():
+    """Its session lives as long; others of the same session keep it, too."""
+    xp = ThreadedSession(2).numpy(placement="R")
+    assert xp.arange(3).sum().item() == 3
+
+
 def test_a_namespace_is_asked_as_any_object_is(session):
     """By copies, and by whoever looks for names that modules have."""
     xp = session.numpy
