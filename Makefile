@@ -227,6 +227,18 @@ bench-peers: ## install Ray, Dask and Monarch beside, as far as they can be, lik
 	@for peer in $(PEERS); do $(MAKE) ".venv-$$peer/.stamp" || \
 		echo "make: $$peer could not be installed, as said above; its rows will be without figures" >&2; done
 
+.PHONY: bench-heat
+bench-heat: .venv-heat/.stamp ## install Heat beside, for `make bench` to measure arrays with it too
+
+# Without what it depends on, of which most is for files and pictures.
+.venv-heat/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x .venv-heat/bin/python || $(PYTHON) -m venv .venv-heat
+	.venv-heat/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-heat/bin/python -m pip install --quiet --only-binary :all: --group bench-heat
+	.venv-heat/bin/python -m pip install --quiet --no-deps 'heat==1.8.*'
+	touch $@
+
 .venv-%/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
@@ -247,5 +259,5 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

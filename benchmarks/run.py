@@ -31,6 +31,7 @@ from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.meshes import MESHES, measure_meshes
 from disco_bench.model import MODEL, measure_model
+from disco_bench.numpy_names import NUMPY_NAMES, measure_numpy_names
 from disco_bench.peers import PEERS, measure_peers
 from disco_bench.programs import PROGRAMS, measure_programs
 from disco_bench.recovery import RECOVERY, measure_recovery
@@ -51,6 +52,12 @@ from disco_bench.tracing import TRACING, measure_tracing
 __all__ = ["main"]
 
 
+def _measure_arrays(bench: Bench) -> None:
+    """Measures host arrays on their way, and arrays of numpy's names on the workers."""
+    measure_arrays(bench)
+    measure_numpy_names(bench)
+
+
 SECTIONS = {
     "commands": RowGroup(COMMANDS, measure_commands),
     "programs": RowGroup(PROGRAMS, measure_programs),
@@ -62,7 +69,7 @@ SECTIONS = {
     "fairness": RowGroup(FAIRNESS, measure_fairness),
     "service": RowGroup(SERVICE, measure_service),
     "embedded": RowGroup(EMBEDDED, measure_embedded),
-    "arrays": RowGroup(ARRAYS, measure_arrays),
+    "arrays": RowGroup((*ARRAYS, *NUMPY_NAMES), _measure_arrays),
     "collectives": RowGroup(COLLECTIVES, measure_collectives),
     "dtensor": RowGroup(DTENSOR, measure_dtensor),
     "meshes": RowGroup(MESHES, measure_meshes),

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 
 import disco_server
+from disco_bench.array_cases import jacobi_step
 
 __all__ = ["noop", "print_for", "raw_allreduces", "sleep_on", "spin_for", "time_collective"]
+
+
+disco_server.register_func("bench.jacobi_step")(jacobi_step)
 
 
 @disco_server.register_func("bench.noop")
