@@ -29,6 +29,9 @@ from disco_client.wire.values import dtype_from_name
 __all__ = ["COMPOSITES", "Composite", "Steps", "norm", "positions_of"]
 
 
+Composite = Callable[..., Any]
+
+
 class Steps:
     """Calls functions, and keeps what they make, so that the last one can explain all.
 
@@ -52,6 +55,16 @@ class Steps:
         """Keeps what was made in another way."""
         self.made.append(made)
         return made
+
+    @property
+    def made(self) -> tuple[DTensor, ...]:
+        """What was made, in that order."""
+        return tuple(self._made)
+
+    @property
+    def last(self) -> DTensor:
+        """What was made last."""
+        return self._made[-1]
 
     def result(self, name: str) -> DTensor:
         """What was made last, as the result of a function of this name."""
@@ -241,38 +254,50 @@ def _matrix_norm(
     return steps.call("max" if order > 0 else "min", sums, axis=axes, keepdims=keepdims)
 
 
-# Running sums.
+# Running sums, products and extremes.
 
 
-def _cumsum(
-    engine: Computing, x: DTensor, *, axis: SupportsIndex | None = None, dtype: Any = None
-) -> DTensor:
-    steps = Steps(engine)
-    if axis is None:
-        x, axis = steps.call("reshape", x, shape=(-1,)), 0
-    place = normal_axis(axis, x.ndim)
-    wanted = None if dtype is None else dtype_from_name(dtype)
-    wanted = numpy_dtype("numpy.cumsum", lambda: np.cumsum(np.zeros(1, x.dtype), dtype=wanted))
-    if x.dtype != wanted:
-        x = steps.call("cast", x, dtype=wanted)
-    x = _summable(steps, x)
+def _running(name: str, op: str) -> Composite:
+    """The results of one of numpy's functions of two operands along an axis, element by element."""
+
+    def running(
+        engine: Computing, x: DTensor, *, axis: SupportsIndex | None = None, dtype: Any = None
+    ) -> DTensor:
+        steps = Steps(engine)
+        if axis is None:
+            x, axis = steps.call("reshape", x, shape=(-1,)), 0
+        place = normal_axis(axis, x.ndim)
+        said = None if dtype is None else dtype_from_name(dtype)
+        accumulate = getattr(np, op).accumulate
+        wanted = numpy_dtype(f"numpy.{name}", lambda: accumulate(np.zeros(1, x.dtype), dtype=said))
+        if x.dtype != wanted:
+            x = steps.call("cast", x, dtype=wanted)
+        _run(steps, _summable(steps, x), place, op)
+        return steps.result(name)
+
+    return running
+
+
+def _run(steps: Steps, x: DTensor, place: int, op: str) -> None:
     specs = x.placement.dim_specs
+    if op != "add" and any(spec.is_partial for spec in specs):
+        x = steps.keep(x.redistribute(x.placement.combined()))
+        specs = x.placement.dim_specs
     split = [spec.axis == place for spec in specs]
     if not any(split) or any(spec.parts for spec in specs):
-        steps.call("cumsum_parts", x, axis=place)
-        return steps.result("cumsum")
-    # Each worker adds up its own part, on top of the totals of the parts before it.
+        steps.call("running_parts", x, axis=place, op=op)
+        return
+    # Each worker goes through its own part, on top of the totals of the parts before it.
     parts = math.prod(
         extent for extent, is_split in zip(x.mesh.shape, split, strict=True) if is_split
     )
-    totals = steps.call("cumsum_totals", x, axis=place, parts=parts)
+    totals = steps.call("running_totals", x, axis=place, parts=parts, op=op)
     whole = PlacementSpec.replica()
     everywhere = Placement(
         whole if is_split else spec for spec, is_split in zip(specs, split, strict=True)
     )
     totals = steps.keep(totals.redistribute(everywhere))
-    steps.call("cumsum_parts", x, totals, axis=place)
-    return steps.result("cumsum")
+    steps.call("running_parts", x, totals, axis=place, op=op)
 
 
 # Parts.
@@ -428,14 +453,15 @@ def _start(start: Any, whole: Sequence[int], given: Sequence[int], axis: int) ->
     return at
 
 
-Composite = Callable[..., Any]
-
 COMPOSITES: dict[str, Composite] = {
     "mean": _mean,
     "var": _var,
     "variance": _var,
     "std": _std,
-    "cumsum": _cumsum,
+    "cumsum": _running("cumsum", "add"),
+    "cumprod": _running("cumprod", "multiply"),
+    "cummax": _running("cummax", "maximum"),
+    "cummin": _running("cummin", "minimum"),
     "concatenate": _concatenate,
     "split": _split,
     "clip": _clip,

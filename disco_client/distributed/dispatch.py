@@ -22,6 +22,8 @@ from disco_client.distributed.mesh import DeviceMesh, checked_shape
 from disco_client.distributed.namespace import ArrayNamespace, first_axis_split
 from disco_client.distributed.numpy_api import FUNCTIONS
 from disco_client.distributed.numpy_arguments import unsaid
+from disco_client.distributed.numpy_refused import refuse_function
+from disco_client.distributed.numpy_ufuncs import call_ufunc
 from disco_client.distributed.ops import Rule, call_checked, choose, exact, rule_for
 from disco_client.distributed.partial_sums import NumberStructInfo
 from disco_client.distributed.placement import (
@@ -58,7 +60,6 @@ from disco_client.futures import await_room
 from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
-from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
@@ -662,20 +663,7 @@ class Engine(Computing, Renewable):
         """Computes one of numpy's ufuncs."""
         if not all(self.takes(each) for each in inputs):
             return NotImplemented
-        name = ufunc.__name__
-        if method == "reduce" and name in _REDUCES:
-            known = {key: v for key, v in options.items() if v is not None or key == "axis"}
-            return self.call(_REDUCES[name], *inputs, **{"axis": 0, **known})
-        if method != "__call__" or options:
-            what = f"numpy.{name}.{method}" if method != "__call__" else f"numpy.{name}"
-            more = f" with {', '.join(options)}" if options else ""
-            raise ConfigError(
-                f"{what}{more} has no rule for distributed tensors; of .numpy() numpy can"
-                " compute it, and apply() does by a rule of your own"
-            )
-        if name not in ELEMENTWISE and name != "matmul":
-            rule_for(f"numpy.{name}")
-        return self.call(name, *inputs)
+        return call_ufunc(self, ufunc, method, inputs, options)
 
     def call_function(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -684,7 +672,7 @@ class Engine(Computing, Renewable):
         name = f"{func.__module__}.{func.__name__}"
         adapter = FUNCTIONS.get(func)
         if adapter is None:
-            rule_for(name)
+            refuse_function(name)
         given = {key: v for key, v in kwargs.items() if not unsaid(key, v)}
         return call_checked(name, cast("Any", adapter), self, *args, **given)
 
@@ -831,13 +819,3 @@ def _placement_on(mesh: DeviceMesh, info: DTensorStructInfo) -> Placement:
     specs = info.placement.plain().dim_specs
     alike = len(specs) == mesh.ndim
     return Placement(specs if alike else [PlacementSpec.replica()] * mesh.ndim)
-
-
-_REDUCES = {
-    "add": "sum",
-    "multiply": "prod",
-    "maximum": "max",
-    "minimum": "min",
-    "logical_or": "any",
-    "logical_and": "all",
-}

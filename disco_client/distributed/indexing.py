@@ -9,9 +9,9 @@ import numpy as np
 
 from disco_client.distributed.composites import Steps, positions_of
 from disco_client.distributed.dtensor import Computing, DTensor
+from disco_client.distributed.masks import nonzero, selected
 from disco_client.distributed.ops import as_index
 from disco_client.distributed.placement import Placement, PlacementSpec
-from disco_client.distributed.selection import nonzero, selected
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 

@@ -15,7 +15,10 @@ from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import FUNCTIONS
 from disco_client.distributed.numpy_arguments import array_of
-from disco_client.distributed.ops import integers
+from disco_client.distributed.numpy_made import MADE
+from disco_client.distributed.numpy_refused import REFUSED, way_round
+from disco_client.distributed.numpy_ufuncs import is_served
+from disco_client.distributed.ops import call_checked, integers
 from disco_client.distributed.overlaps import map_overlap
 from disco_client.distributed.own_functions import check_function
 from disco_client.distributed.placement import (
@@ -39,6 +42,12 @@ _DATA = frozenset(
         *("uint64", "float16", "float32", "float64", "complex64", "complex128", "intp"),
         *("dtype", "finfo", "iinfo", "result_type", "can_cast", "promote_types", "issubdtype"),
         *("isdtype", "broadcast_shapes", "errstate", "s_", "index_exp"),
+        *("byte", "short", "intc", "int_", "long", "longlong", "ubyte", "ushort", "uint"),
+        *("uintc", "uintp", "ulong", "ulonglong", "half", "single", "double", "csingle"),
+        *("cdouble", "datetime64", "timedelta64", "generic", "number", "integer", "inexact"),
+        *("signedinteger", "unsignedinteger", "floating", "complexfloating", "flexible"),
+        *("character", "mintypecode", "typename", "datetime_data", "ndindex"),
+        *("get_printoptions", "set_printoptions", "printoptions"),
     ]
 )
 """Names of numpy's that compute with no tensor, and are numpy's own."""
@@ -437,7 +446,15 @@ class ArrayNamespace:
             raise AttributeError(msg)
         if name in _DATA and hasattr(np, name):
             return getattr(np, name)
+        if name in MADE:
+            return partial(self._made, name)
         return self.function(name)
+
+    def _made(
+        self, name: str, *args: Any, placement: Placement | str | None = None, **options: Any
+    ) -> Any:
+        xp = self if placement is None else self(placement=placement)
+        return call_checked(name, MADE[name], xp, *args, **options)
 
     def function(self, name: str) -> Callable[..., Any]:
         """One of numpy's functions, which also takes what is no distributed tensor yet.
@@ -446,15 +463,16 @@ class ArrayNamespace:
             AttributeError: It is not served.
         """
         try:
-            function = attrgetter(name)(np)
+            # Not what is refused: numpy warns of names that will be gone.
+            function = None if name in REFUSED else attrgetter(name)(np)
         except AttributeError:
             function = None
-        served = callable(function) and (isinstance(function, np.ufunc) or function in FUNCTIONS)
+        if isinstance(function, np.ufunc):
+            served = is_served(function)
+        else:
+            served = callable(function) and function in FUNCTIONS
         if not served:
-            msg = (
-                f"{self!r} has no {name}; of x.numpy() numpy can compute what it has, and"
-                " session.apply does by a rule of your own"
-            )
+            msg = f"{self!r} has no {name}; {way_round(name)}"
             raise AttributeError(msg)
         return partial(self._call, cast("Callable[..., Any]", function))
 

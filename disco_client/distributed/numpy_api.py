@@ -11,12 +11,20 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite
 from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.masks import MASKED, nonzero
 from disco_client.distributed.numpy_arguments import array_of, no_out, unsaid
+from disco_client.distributed.numpy_counts import COUNTS
+from disco_client.distributed.numpy_cumulative import CUMULATIVE
+from disco_client.distributed.numpy_differences import DIFFERENCES
+from disco_client.distributed.numpy_elements import ELEMENTS
+from disco_client.distributed.numpy_facts import FACTS
+from disco_client.distributed.numpy_polynomials import POLYNOMIALS
 from disco_client.distributed.numpy_products import PRODUCTS
+from disco_client.distributed.numpy_reductions import REDUCTIONS
+from disco_client.distributed.numpy_selection import SELECTION
 from disco_client.distributed.numpy_shapes import SHAPES
 from disco_client.distributed.numpy_statistics import STATISTICS
 from disco_client.distributed.ops import integers, normal_axes, normal_axis, numpy_dtype
-from disco_client.distributed.selection import SELECTIONS, nonzero
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
 
@@ -34,18 +42,6 @@ def _named(name: str, *parameters: str) -> Composite:
         operand = given.pop(parameters[0], None)
         options = {key: value for key, value in given.items() if not unsaid(key, value)}
         return engine.call(name, operand, **options)
-
-    return adapter
-
-
-def _arg(name: str) -> Composite:
-    def adapter(
-        engine: Computing, a: Any, axis: Any = None, out: None = None, **more: Any
-    ) -> DTensor:
-        no_out(name, out)
-        if axis is not None:
-            return engine.call(name, a, axis=axis, **more)
-        return engine.call(name, _flat(engine, a), axis=0, **more)
 
     return adapter
 
@@ -187,13 +183,6 @@ def _split_along(name: str, axis: int) -> Composite:
     return split
 
 
-def _cumsum(
-    engine: Computing, a: DTensor, axis: Any = None, dtype: Any = None, out: None = None
-) -> DTensor:
-    no_out("cumsum", out)
-    return engine.call("cumsum", a, axis=axis, dtype=dtype)
-
-
 def _zeros_like(
     engine: Computing, a: DTensor, dtype: Any = None, order: str = "K", **more: Any
 ) -> DTensor:
@@ -313,18 +302,6 @@ def _size(_engine: Computing, a: DTensor, axis: Any = None) -> int:
 
 
 FUNCTIONS: dict[Callable[..., Any], Composite] = {
-    np.sum: _named("sum", "a", "axis", "dtype", "out", "keepdims"),
-    np.prod: _named("prod", "a", "axis", "dtype", "out", "keepdims"),
-    np.max: _named("max", "a", "axis", "out", "keepdims"),
-    np.min: _named("min", "a", "axis", "out", "keepdims"),
-    np.any: _named("any", "a", "axis", "out", "keepdims"),
-    np.all: _named("all", "a", "axis", "out", "keepdims"),
-    np.mean: _named("mean", "a", "axis", "dtype", "out", "keepdims"),
-    np.var: _named("var", "a", "axis", "dtype", "out", "ddof", "keepdims"),
-    np.std: _named("std", "a", "axis", "dtype", "out", "ddof", "keepdims"),
-    np.cumsum: _cumsum,
-    np.argmax: _arg("argmax"),
-    np.argmin: _arg("argmin"),
     np.transpose: _named("transpose", "a", "axes"),
     np.reshape: _reshape,
     np.ravel: _ravel,
@@ -357,8 +334,14 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
 }
 """By numpy's functions that are no ufuncs."""
 
+_TABLES = (
+    *(SHAPES, PRODUCTS, STATISTICS, REDUCTIONS, CUMULATIVE, COUNTS, ELEMENTS, SELECTION),
+    *(DIFFERENCES, POLYNOMIALS, FACTS, MASKED),
+)
+
 FUNCTIONS.update(
     (attrgetter(name)(np), function)
-    for name, function in {**SHAPES, **PRODUCTS, **STATISTICS, **SELECTIONS}.items()
+    for table in _TABLES
+    for name, function in table.items()
     if hasattr(np.linalg if "." in name else np, name.rpartition(".")[2])
 )

@@ -10,7 +10,7 @@ from disco_client.distributed.dtensor import DTensor
 from disco_client.errors import ConfigError
 from disco_client.wire.host_arrays import as_host_array
 
-__all__ = ["array_of", "no_out", "unsaid"]
+__all__ = ["array_of", "has_nan", "no_out", "real_dtype", "unsaid"]
 
 
 def array_of(operand: Any) -> Any:
@@ -35,3 +35,13 @@ def no_out(name: str, out: object) -> None:
 def unsaid(option: str, value: object) -> bool:
     """Whether an option of one of numpy's functions has the value that it has by default."""
     return value is np._NoValue or (option in ("out", "dtype") and value is None)  # noqa: SLF001
+
+
+def has_nan(dtype: np.dtype[Any]) -> bool:
+    """Whether numpy leaves out what is NaN in a dtype; NaT it leaves in, but for extremes."""
+    return dtype.kind in "fc" or "float" in dtype.name
+
+
+def real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """That of the real part of numbers of a dtype."""
+    return np.abs(np.empty(0, dtype)).dtype if dtype.kind == "c" else dtype

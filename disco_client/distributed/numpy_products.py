@@ -14,7 +14,7 @@ from disco_client.distributed.ops import as_index, integers, normal_axes, normal
 from disco_client.errors import ConfigError, OutOfBounds
 from disco_client.wire.host_arrays import as_host_array
 
-__all__ = ["PRODUCTS"]
+__all__ = ["PRODUCTS", "PRODUCT_UFUNCS"]
 
 _PLANE, _SPACE = 2, 3
 
@@ -277,6 +277,41 @@ def _vector_norm(
     return steps.result("vector_norm")
 
 
+def _matvec(engine: Computing, x1: Any, x2: Any) -> DTensor:
+    """Of matrices and vectors, the last axes of both; the others are broadcast."""
+    one, other = array_of(x1), array_of(x2)
+    if one.ndim < _PLANE or not other.ndim:
+        raise ConfigError(
+            f"matvec: expected matrices and vectors, got {tuple(one.shape)} and"
+            f" {tuple(other.shape)}"
+        )
+    if other.ndim == 1:
+        return engine.call("matmul", one, other).explained_as("matvec")
+    steps = Steps(engine)
+    column = np.expand_dims(other, -1)
+    product = steps.call("matmul", one, column)
+    steps.call("reshape", product, shape=product.shape[:-1])
+    return steps.result("matvec")
+
+
+def _vecmat(engine: Computing, x1: Any, x2: Any) -> DTensor:
+    """Of the conjugates of vectors and of matrices; the other axes are broadcast."""
+    one, other = array_of(x1), array_of(x2)
+    if other.ndim < _PLANE or not one.ndim:
+        raise ConfigError(
+            f"vecmat: expected vectors and matrices, got {tuple(one.shape)} and"
+            f" {tuple(other.shape)}"
+        )
+    steps = Steps(engine)
+    one = _conjugate(steps, one)
+    if one.ndim == 1:
+        steps.call("matmul", one, other)
+        return steps.result("vecmat")
+    product = steps.call("matmul", np.expand_dims(one, -2), other)
+    steps.call("reshape", product, shape=(*product.shape[:-2], product.shape[-1]))
+    return steps.result("vecmat")
+
+
 def _matmul(engine: Computing, x1: Any, x2: Any) -> DTensor:
     return engine.call("matmul", x1, x2)
 
@@ -303,3 +338,6 @@ PRODUCTS: dict[str, Composite] = {
     "linalg.vector_norm": _vector_norm,
 }
 """By numpy's names, of which older versions of numpy lack some."""
+
+PRODUCT_UFUNCS: dict[str, Composite] = {"vecdot": _vecdot, "matvec": _matvec, "vecmat": _vecmat}
+"""By the names of numpy's ufuncs that are no functions of each element."""

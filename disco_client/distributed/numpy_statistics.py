@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor
-from disco_client.distributed.numpy_arguments import array_of, no_out
-from disco_client.distributed.ops import normal_axes
+from disco_client.distributed.numpy_arguments import array_of, has_nan, no_out, real_dtype
+from disco_client.distributed.ops import integers, normal_axes
 from disco_client.errors import ConfigError, DtypeError
 
 __all__ = ["STATISTICS"]
-
-
-def _has_nan(dtype: np.dtype[Any]) -> bool:
-    """Whether numpy leaves out what is NaN in a dtype; NaT it leaves in, but for extremes."""
-    return dtype.kind in "fc" or "float" in dtype.name
 
 
 # Comparisons.
@@ -65,7 +59,7 @@ def _nan(steps: Steps, x: Any) -> Any:
     """Which elements are NaN, also of dtypes that have none."""
     if not isinstance(x, DTensor):
         return np.isnan(x)
-    has_some = _has_nan(x.dtype) or x.dtype.kind in "mM"
+    has_some = has_nan(x.dtype) or x.dtype.kind in "mM"
     return steps.call("isnan", x) if has_some else steps.call("not_equal", x, x)
 
 
@@ -113,109 +107,12 @@ def _false(steps: Steps, one: Any, other: Any, name: str) -> DTensor:
     return steps.result(name)
 
 
-# What is NaN left out.
+# Other values in place of NaN.
 
 
 def _filled(steps: Steps, x: DTensor, value: Any) -> DTensor:
     """With a value in place of what is NaN."""
     return steps.call("where", steps.call("isnan", x), value, x)
-
-
-def _nan_reduction(name: str, neutral: float) -> Callable[..., DTensor]:
-    def reduce(
-        engine: Computing,
-        a: DTensor,
-        axis: Any = None,
-        dtype: Any = None,
-        out: None = None,
-        **more: Any,
-    ) -> DTensor:
-        no_out(f"nan{name}", out)
-        steps = Steps(engine)
-        x = _filled(steps, a, a.dtype.type(neutral)) if _has_nan(a.dtype) else a
-        steps.call(name, x, axis=axis, dtype=dtype, **more)
-        return steps.result(f"nan{name}")
-
-    return reduce
-
-
-def _nan_extreme(name: str, neutral: float) -> Callable[..., DTensor]:
-    def reduce(
-        engine: Computing, a: DTensor, axis: Any = None, out: None = None, **more: Any
-    ) -> DTensor:
-        no_out(f"nan{name}", out)
-        if a.dtype.kind in "mM":
-            raise DtypeError(f"numpy.nan{name} of distributed tensors takes no {a.dtype}")
-        steps = Steps(engine)
-        if not _has_nan(a.dtype):
-            steps.call(name, a, axis=axis, **more)
-            return steps.result(f"nan{name}")
-        extreme = steps.call(name, _filled(steps, a, a.dtype.type(neutral)), axis=axis, **more)
-        none = steps.call("all", steps.call("isnan", a), axis=axis, **more)
-        steps.call("where", none, a.dtype.type(math.nan), extreme)
-        return steps.result(f"nan{name}")
-
-    return reduce
-
-
-def _counted(steps: Steps, a: DTensor, axis: Any, *, keepdims: bool) -> DTensor:
-    """How many along axes are not NaN."""
-    there = steps.call("logical_not", steps.call("isnan", a))
-    return steps.call("sum", there, axis=axis, keepdims=keepdims)
-
-
-def _nanmean(
-    engine: Computing,
-    a: DTensor,
-    axis: Any = None,
-    dtype: Any = None,
-    out: None = None,
-    keepdims: bool = False,
-) -> DTensor:
-    no_out("nanmean", out)
-    steps = Steps(engine)
-    if dtype is not None:
-        raise ConfigError("numpy.nanmean of distributed tensors has the dtype of its operand")
-    if not _has_nan(a.dtype):
-        steps.call("mean", a, axis=axis, keepdims=keepdims)
-        return steps.result("nanmean")
-    total = steps.call("sum", _filled(steps, a, a.dtype.type(0)), axis=axis, keepdims=keepdims)
-    count = steps.call("cast", _counted(steps, a, axis, keepdims=keepdims), dtype=total.dtype)
-    steps.call("true_divide", total, count)
-    return steps.result("nanmean")
-
-
-def _nan_variance(name: str) -> Callable[..., DTensor]:
-    def vary(
-        engine: Computing,
-        a: DTensor,
-        axis: Any = None,
-        dtype: Any = None,
-        out: None = None,
-        ddof: float = 0,
-        keepdims: bool = False,
-    ) -> DTensor:
-        no_out(f"nan{name}", out)
-        if dtype is not None:
-            raise ConfigError(f"numpy.nan{name} of distributed tensors has its operand's dtype")
-        steps = Steps(engine)
-        if not _has_nan(a.dtype):
-            steps.call(name, a, axis=axis, ddof=ddof, keepdims=keepdims)
-            return steps.result(f"nan{name}")
-        mean = steps.keep(_nanmean(engine, a, axis, keepdims=True))
-        far = steps.call("absolute", steps.call("subtract", a, mean))
-        # What is NaN because of an infinity stays so.
-        apart = steps.call("where", steps.call("isnan", a), far.dtype.type(0), far)
-        total = steps.call("sum", steps.call("square", apart), axis=axis, keepdims=keepdims)
-        count = steps.call("subtract", _counted(steps, a, axis, keepdims=keepdims), ddof)
-        some = steps.call("greater", count, 0)
-        divided = steps.call("true_divide", total, steps.call("cast", count, dtype=total.dtype))
-        found = steps.call("where", some, divided, total.dtype.type(math.nan))
-        if name == "std":
-            steps.call("sqrt", found)
-        return steps.result(f"nan{name}")
-
-    return vary
 
 
 def _nan_to_num(
@@ -232,7 +129,7 @@ def _nan_to_num(
     if x.dtype.kind == "c":
         raise ConfigError("numpy.nan_to_num of distributed tensors takes real numbers")
     steps = Steps(engine)
-    if not _has_nan(x.dtype):
+    if not has_nan(x.dtype):
         return x.__copy__()
     limits = np.finfo(x.dtype)
     kind = x.dtype.type
@@ -273,14 +170,15 @@ def _average(
     returned: bool = False,
     *,
     keepdims: bool = False,
-) -> DTensor:
+) -> Any:
     """Of the elements, or of each as often as its weight says."""
     x = array_of(a)
     steps = Steps(engine)
-    if returned:
-        raise ConfigError("numpy.average of distributed tensors returns no sums of the weights")
     if weights is None:
-        steps.call("mean", x, axis=axis, keepdims=keepdims)
+        mean = steps.call("mean", x, axis=axis, keepdims=keepdims)
+        if returned:
+            count = math.prod(x.shape[at] for at in normal_axes(axis, x.ndim))
+            return steps.result("average"), np.full_like(mean, count)  # type: ignore[arg-type]
         return steps.result("average")
     given = array_of(weights)
     if tuple(given.shape) != tuple(x.shape):
@@ -301,8 +199,112 @@ def _average(
     scale = np.sum(given.astype(kind), axis=axis, keepdims=keepdims)
     if isinstance(scale, DTensor):
         steps.keep(scale)
-    steps.call("true_divide", total, scale)
+    made = steps.call("true_divide", total, scale)
+    if returned:
+        wide = np.broadcast_to(scale, tuple(made.shape))
+        if not isinstance(wide, DTensor):
+            wide = engine.distribute(wide, made.mesh, made.placement.combined())
+        return steps.result("average"), wide
     return steps.result("average")
+
+
+# Covariances.
+
+
+def _host_weights(name: str, given: Any, count: int) -> np.ndarray[Any, Any] | None:
+    """Weights of observations that the client knows.
+
+    Raises:
+        ConfigError: They do not fit, or are on the workers.
+    """
+    if given is None:
+        return None
+    if isinstance(given, DTensor):
+        raise ConfigError(f"numpy.{name} takes weights that the client knows; .numpy() fetches")
+    found = np.asarray(given)
+    if found.shape != (count,) or (found < 0).any():
+        raise ConfigError(
+            f"{name}: expected a weight from 0 for each of {count} observations, got {given!r}"
+        )
+    return found
+
+
+def _observed(steps: Steps, m: Any, y: Any, *, by_rows: bool, dtype: Any) -> DTensor:
+    """Variables as rows and observations as columns."""
+    parts: list[Any] = []
+    given = [array_of(each) for each in (m, y) if each is not None]
+    kind = np.result_type(*(each.dtype for each in given), np.float64) if dtype is None else dtype
+    for each in given:
+        if each.ndim > 2:  # noqa: PLR2004
+            raise ConfigError(f"cov: expected vectors or matrices, got {tuple(each.shape)}")
+        x = np.atleast_2d(each)
+        x = np.transpose(x) if not by_rows and each.ndim != 1 else x
+        parts.append(x if x.dtype == kind else x.astype(kind))
+    if len(parts) == 1:
+        return parts[0]
+    return steps.call("concatenate", *parts, axis=0)
+
+
+def _cov(  # noqa: PLR0913  (numpy's parameters)
+    engine: Computing,
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: Any = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    *,
+    dtype: Any = None,
+) -> DTensor:
+    """Of variables, from the products of what they are apart from their means."""
+    steps = Steps(engine)
+    kind = None if dtype is None else np.dtype(dtype)
+    x = _observed(steps, m, y, by_rows=bool(rowvar), dtype=kind)
+    (less,) = integers("cov", ((0 if bias else 1) if ddof is None else ddof,))
+    count = x.shape[1]
+    repeats = _host_weights("cov", fweights, count)
+    if repeats is not None and repeats.dtype.kind not in "iu":
+        raise DtypeError(f"cov: expected integers as fweights, got {repeats.dtype}")
+    shares = _host_weights("cov", aweights, count)
+    weights = repeats if shares is None else shares if repeats is None else repeats * shares
+    if weights is None:
+        total: Any = float(count)
+        mean = steps.call("mean", x, axis=1, keepdims=True)
+        scale = total - less
+    else:
+        total = weights.sum()
+        heavy = steps.call("multiply", x, weights.astype(x.dtype))
+        mean = steps.call("true_divide", steps.call("sum", heavy, axis=1, keepdims=True), total)
+        scale = total - (less if shares is None else less * (weights * shares).sum() / total)
+    apart = steps.call("subtract", x, mean)
+    other = apart if weights is None else steps.call("multiply", apart, weights.astype(x.dtype))
+    if other.dtype.kind == "c":
+        other = steps.call("conjugate", other)
+    product = steps.call("matmul", apart, steps.call("transpose", other))
+    with np.errstate(all="ignore"):
+        factor = np.true_divide(1, np.maximum(scale, 0))
+    steps.call("multiply", product, np.asarray(factor, real_dtype(x.dtype)))
+    if steps.last.shape == (1, 1):
+        steps.call("reshape", steps.last, shape=())
+    return steps.result("cov")
+
+
+def _corrcoef(
+    engine: Computing, x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None
+) -> DTensor:
+    steps = Steps(engine)
+    found = steps.keep(_cov(engine, x, y, rowvar, dtype=dtype))
+    if not found.ndim:
+        steps.call("true_divide", found, found)
+        return steps.result("corrcoef")
+    deviations = steps.call("sqrt", np.real(np.diagonal(found)))  # type: ignore[call-overload]
+    by_rows = steps.call("true_divide", found, deviations[:, None])
+    scaled = steps.call("true_divide", by_rows, deviations[None, :])
+    if scaled.dtype.kind == "c":
+        raise ConfigError("numpy.corrcoef of distributed tensors takes real numbers")
+    steps.call("clip", scaled, -1, 1)
+    return steps.result("corrcoef")
 
 
 STATISTICS: dict[str, Composite] = {
@@ -310,16 +312,11 @@ STATISTICS: dict[str, Composite] = {
     "allclose": _allclose,
     "array_equal": _array_equal,
     "array_equiv": _array_equiv,
-    "nansum": _nan_reduction("sum", 0),
-    "nanprod": _nan_reduction("prod", 1),
-    "nanmax": _nan_extreme("max", -math.inf),
-    "nanmin": _nan_extreme("min", math.inf),
-    "nanmean": _nanmean,
-    "nanvar": _nan_variance("var"),
-    "nanstd": _nan_variance("std"),
     "nan_to_num": _nan_to_num,
     "count_nonzero": _count_nonzero,
     "ptp": _ptp,
     "average": _average,
+    "cov": _cov,
+    "corrcoef": _corrcoef,
 }
 """By numpy's names."""

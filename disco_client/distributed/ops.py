@@ -770,7 +770,7 @@ def _arg(x: TensorStructInfo, *, name: str, axis: SupportsIndex) -> Local:
     return Local(name, Pattern((tuple(letters),), output), result, {"axis": place})
 
 
-for _name in ("argmax", "argmin"):
+for _name in ("argmax", "argmin", "nanargmax", "nanargmin"):
     register_rule(_name)(partial(_arg, name=_name))
 
 
@@ -813,29 +813,33 @@ def _rms_norm(
     return _along("rms_norm", x, axis, *weights, epsilon=float(epsilon))
 
 
-# Rules of running sums: of a part by itself, and of parts that follow one another.
+# Rules of running sums and the like: of a part by itself, and of parts that follow one another.
 
 
-@register_rule("cumsum_totals")
-def _cumsum_totals(x: TensorStructInfo, *, axis: SupportsIndex, parts: int) -> Local:
-    """What each of so many parts adds up to, which lie one after the other as the parts do."""
+@register_rule("running_totals")
+def _running_totals(x: TensorStructInfo, *, axis: SupportsIndex, parts: int, op: str) -> Local:
+    """What each of so many parts comes to, which lie one after the other as the parts do."""
     place = normal_axis(axis, x.ndim)
     letters = _letters(x.ndim)
     shape = (*x.shape[:place], parts, *x.shape[place + 1 :])
-    pattern = Pattern((letters,), letters, linear=((0,),))
-    return Local("cumsum_totals", pattern, TensorStructInfo(shape, x.dtype), {"axis": place})
+    pattern = Pattern((letters,), letters, linear=((0,),) if op == "add" else ())
+    options = {"axis": place, "op": op}
+    return Local("running_totals", pattern, TensorStructInfo(shape, x.dtype), options)
 
 
-@register_rule("cumsum_parts")
-def _cumsum_parts(x: TensorStructInfo, *totals: TensorStructInfo, axis: SupportsIndex) -> Local:
-    """Running sums of each part, on top of the totals of those before it where they are given."""
+@register_rule("running_parts")
+def _running_parts(
+    x: TensorStructInfo, *totals: TensorStructInfo, axis: SupportsIndex, op: str
+) -> Local:
+    """Running results of each part, on top of the totals of those before it if they are given."""
     place = normal_axis(axis, x.ndim)
     result = _letters(x.ndim)
     whole = (*result[:place], LOCAL_AXIS, *result[place + 1 :])
     info = TensorStructInfo(x.shape, x.dtype)
+    options = {"axis": place, "op": op}
     if not totals:
-        pattern = Pattern((whole,), whole, linear=((0,),))
-        return Local("cumsum_parts", pattern, info, {"axis": place})
+        pattern = Pattern((whole,), whole, linear=((0,),) if op == "add" else ())
+        return Local("running_parts", pattern, info, options)
 
     def tables(
         operands: Sequence[DTensorStructInfo], _result: DTensorStructInfo
@@ -851,8 +855,8 @@ def _cumsum_parts(x: TensorStructInfo, *totals: TensorStructInfo, axis: Supports
             before.append(number)
         return {"before": before}
 
-    pattern = Pattern((result, whole), result, linear=((0, 1),))
-    return Local("cumsum_parts", pattern, info, {"axis": place}, tables)
+    pattern = Pattern((result, whole), result, linear=((0, 1),) if op == "add" else ())
+    return Local("running_parts", pattern, info, options, tables)
 
 
 # Rules of functions that move elements without computing: reshape, slices, take and so on.

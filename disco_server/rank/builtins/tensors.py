@@ -20,6 +20,7 @@ import numpy as np
 
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.elementwise import ELEMENTWISE
+from disco_client.wire.numpy_parts import NUMPY_PARTS
 from disco_client.wire.values import dtype_from_name
 from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
@@ -459,16 +460,30 @@ def _zeros_like(xp: Any, x: Array, *, dtype: str) -> Array:
     return xp.zeros(x.shape, dtype_from_name(dtype))
 
 
-def _cumsum_totals(xp: Any, x: Array, *, axis: int) -> Array:
-    return xp.sum(x, axis=axis, keepdims=True, **_summed_as(x.dtype))
+_REDUCED = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+"""What a part comes to, by the function of which the running results are."""
 
 
-def _cumsum_parts(xp: Any, x: Array, *totals: Array, axis: int, before: int = 0) -> Array:
-    out = xp.cumsum(x, axis=axis, dtype=x.dtype)
+def _running_totals(xp: Any, x: Array, *, axis: int, op: str) -> Array:
+    return _reduction(_REDUCED[op])(xp, x, axis=(axis,), keepdims=True, dtype=x.dtype.name)
+
+
+def _running_parts(xp: Any, x: Array, *totals: Array, axis: int, op: str, before: int = 0) -> Array:
+    if op in ("add", "multiply"):
+        out = getattr(xp, "cumsum" if op == "add" else "cumprod")(x, axis=axis, dtype=x.dtype)
+    else:
+        out = getattr(xp, op).accumulate(x, axis=axis)
     if before:
         earlier = totals[0][(slice(None),) * axis + (slice(0, before),)]
-        out += xp.sum(earlier, axis=axis, keepdims=True, **_summed_as(x.dtype))
+        out = getattr(xp, op)(out, _running_totals(xp, earlier, axis=axis, op=op))
     return out
+
+
+def _numpy_part(xp: Any, *operands: Array, function: str, named: Sequence[Any]) -> Array:
+    """One of numpy's functions, with what it takes by name."""
+    options = dict(named)
+    found = xp.asarray(NUMPY_PARTS[function](xp, *operands, **options))
+    return _contiguous(xp, found)
 
 
 def _tile(xp: Any, x: Array, *, reps: Sequence[int]) -> Array:
@@ -620,6 +635,8 @@ LOCAL: Mapping[str, Local] = {
     **{name: _reduction(name) for name in ("sum", "prod", "max", "min", "any", "all")},
     "argmax": _arg("argmax"),
     "argmin": _arg("argmin"),
+    "nanargmax": _arg("nanargmax"),
+    "nanargmin": _arg("nanargmin"),
     "softmax": softmax,
     "layer_norm": layer_norm,
     "rms_norm": rms_norm,
@@ -630,8 +647,9 @@ LOCAL: Mapping[str, Local] = {
     "rsqrt": _rsqrt,
     "erf": _erf,
     "zeros_like": _zeros_like,
-    "cumsum_totals": _cumsum_totals,
-    "cumsum_parts": _cumsum_parts,
+    "running_totals": _running_totals,
+    "running_parts": _running_parts,
+    "numpy_part": _numpy_part,
     "tile": _tile,
     "repeat": _repeat,
     "pad": _pad,

@@ -480,7 +480,7 @@ FAR = DeviceMesh((1,), [7])
         (lambda x, s: x.reshape(5, 5), ConfigError, "cannot be reshaped"),
         (lambda x, s: x.sum(axis=2), ConfigError, "no axis 2"),
         (lambda x, s: np.sort(x), ConfigError, "no rule by which numpy.sort"),
-        (lambda x, s: np.add.accumulate(x), ConfigError, "numpy.add.accumulate has no rule"),
+        (lambda x, s: np.add.reduceat(x, [0]), ConfigError, "numpy.add.reduceat has no rule"),
         (lambda x, s: s.apply("nonsense", x), ConfigError, "register_rule"),
         (lambda x, s: x + "text", TypeError, "unsupported operand"),
         (lambda x, s: x[9], IndexError, "out of bounds"),

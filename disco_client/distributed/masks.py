@@ -18,7 +18,7 @@ from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.slices import rows_along, whole_along
 from disco_client.errors import ConfigError, OutOfBounds
 
-__all__ = ["SELECTIONS", "nonzero", "selected"]
+__all__ = ["MASKED", "nonzero", "selected"]
 
 
 def selected(engine: Computing, x: DTensor, mask: Any) -> DTensor:
@@ -134,7 +134,7 @@ def _extract(engine: Computing, condition: Any, arr: Any) -> DTensor:
     return selected(engine, x.reshape(-1), flags.reshape(-1)).explained_as("extract")
 
 
-SELECTIONS: dict[str, Composite] = {
+MASKED: dict[str, Composite] = {
     "nonzero": nonzero,
     "flatnonzero": _flatnonzero,
     "argwhere": _argwhere,
