@@ -64,10 +64,13 @@ def _ends(steps: Steps, name: str, x: DTensor, limits: Any, axis: Any = None) ->
     return steps.call("min", x, axis=axis), steps.call("max", x, axis=axis)
 
 
-def _edges(steps: Steps, x: DTensor, ends: tuple[Any, Any], bins: int) -> DTensor:
+def _edges(
+    steps: Steps, x: DTensor, ends: tuple[Any, Any], bins: int, dtype: Any = None
+) -> DTensor:
+    """So many equal bins between two ends; of a dtype where the ends are given."""
     options = options_of(bins=bins)
     if not any(isinstance(each, DTensor) for each in ends):
-        return _on_all(steps, x, np.histogram_bin_edges(np.zeros(0, x.dtype), bins, ends))
+        return _on_all(steps, x, np.histogram_bin_edges(np.zeros(0, dtype or x.dtype), bins, ends))
     return steps.call(
         "counts", *ends, function="histogram_edges", shape=(bins + 1,), tables=2, named=options
     )
@@ -188,12 +191,12 @@ def _histogramdd(
     more = _weights("histogramdd", weights, points[:, 0]) if weights is not None else []
     if all(one is None for one in given):
         counts = [int(one) for one in each]
-        low, high = _corners(steps, points, range)
+        pairs = _corners(steps, points, range)
         edges = [
-            _edges(steps, points, (low[axis], high[axis]), count)
-            for axis, count in enumerate(counts)
+            _edges(steps, points, ends, count, np.float64)
+            for ends, count in zip(pairs, counts, strict=True)
         ]
-        where: list[Any] = [low, high]
+        where: list[Any] = [_stacked([pair[end] for pair in pairs]) for end in (0, 1)]
         named = options_of(bins=tuple(counts), weighted=bool(more))
     else:
         edges = [
@@ -209,14 +212,20 @@ def _histogramdd(
     return steps.result("histogramdd"), tuple(edges)
 
 
-def _corners(steps: Steps, points: DTensor, limits: Any) -> tuple[Any, Any]:
+def _corners(steps: Steps, points: DTensor, limits: Any) -> list[tuple[Any, Any]]:
     """The least and the largest of each coordinate, as given or found."""
+    axes = points.shape[1]
     if limits is None:
-        return _ends(steps, "histogramdd", points, None, axis=0)
-    pairs = [_ends(steps, "histogramdd", points[:, axis], each) for axis, each in enumerate(limits)]
-    if any(isinstance(each, DTensor) for pair in pairs for each in pair):
-        return tuple(np.stack([pair[end] for pair in pairs]) for end in (0, 1))  # type: ignore[return-value]
-    return tuple(np.array([float(pair[end]) for pair in pairs]) for end in (0, 1))  # type: ignore[return-value]
+        low, high = _ends(steps, "histogramdd", points, None, axis=0)
+        return [(low[axis], high[axis]) for axis in np.arange(axes)]
+    if len(limits) != axes:
+        raise ConfigError(f"histogramdd: expected a range for each of {axes} axes, got {limits}")
+    return [_ends(steps, "histogramdd", points[:, axis], each) for axis, each in enumerate(limits)]
+
+
+def _stacked(ends: list[Any]) -> Any:
+    given: list[Any] = [array_of(each) for each in ends]
+    return np.stack(given)
 
 
 def _axis_edges(
@@ -226,7 +235,7 @@ def _axis_edges(
         return given if isinstance(given, DTensor) else _on_all(steps, points, given)
     column = points[:, axis]
     ends = _ends(steps, "histogramdd", column, None if limits is None else limits[axis])
-    return _edges(steps, column, ends, int(bins))
+    return _edges(steps, column, ends, int(bins), np.float64)
 
 
 def _histogram2d(

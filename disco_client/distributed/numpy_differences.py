@@ -9,7 +9,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor
-from disco_client.distributed.numpy_arguments import array_of, real_dtype
+from disco_client.distributed.numpy_arguments import array_of
 from disco_client.distributed.ops import normal_axes, normal_axis
 from disco_client.errors import ConfigError, DtypeError
 
@@ -119,7 +119,7 @@ def _weighed(steps: Steps, engine: Computing, x: DTensor, axis: int, weights: _W
         steps.call(
             "multiply",
             _along(steps, engine, x, axis, item),
-            np.reshape(np.asarray(weight, real_dtype(x.dtype)), shape),
+            np.reshape(np.asarray(weight), shape),
         )
         for weight, item in weights
     ]

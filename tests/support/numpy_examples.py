@@ -6,6 +6,7 @@ One table for what counts the names and for the test that each has a row.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from disco_client.distributed import DTensor
 
-__all__ = ["EXAMPLES", "agrees", "example_arrays", "outcome"]
+__all__ = ["EXAMPLES", "agrees", "check_call", "example_arrays", "outcome"]
 
 Example = Callable[[Any, Any], Any]
 """Takes numpy or a namespace, and the arrays, of the host or distributed."""
@@ -314,6 +315,40 @@ def outcome(name: str, session: Any, placement: str = "S[0]") -> str | None:
         return None if agrees(got, want) else f"got {got!r}, expected {want!r}"
     except Exception as error:  # noqa: BLE001  (whatever it is, the name is not served)
         return f"{type(error).__name__}: {error}"
+
+
+def check_call(
+    session: Any, call: Callable[..., Any], arrays: list[np.ndarray[Any, Any]], placement: str
+) -> None:
+    """Makes sure that a call is as numpy has it, also which dtypes it refuses.
+
+    Args:
+        session: On whose workers.
+        call: Takes numpy or a namespace, and the arrays.
+        arrays: Of the host.
+        placement: How they lie, if they can.
+    """
+    parts = [session.distribute(each, placement=_fitting(placement, each)) for each in arrays]
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            want = call(np, *arrays)
+        except TypeError:
+            want = TypeError
+    if want is TypeError:
+        try:
+            call(session.numpy, *parts)
+        except TypeError:
+            return
+        raise AssertionError("numpy refuses this dtype")
+    got = call(session.numpy, *parts)
+    assert agrees(got, want), f"got {_shown(got)}, expected {want!r}"
+
+
+def _shown(got: Any) -> Any:
+    if isinstance(got, (list, tuple)):
+        return list(map(_shown, got))
+    return got.numpy() if isinstance(got, DTensor) else got
 
 
 def _fitting(placement: str, array: np.ndarray[Any, Any]) -> str:
