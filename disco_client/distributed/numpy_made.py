@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, SupportsIndex, cast
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.values import dtype_from_name
 
 __all__ = ["MADE", "Making"]
+
+
+_ANY: Any = np
+"""numpy, whose stubs know nothing of distributed tensors."""
 
 
 class Making(Protocol):
@@ -104,8 +108,7 @@ def _window(name: str, formula: Callable[..., Any]) -> Callable[..., DTensor]:
 
 
 def _cosine(n: Any, count: int, times: int = 1) -> Any:
-    angle: Any = times * math.pi / (count - 1) * n
-    return np.cos(angle)  # pyright: ignore[reportUnknownVariableType]
+    return _ANY.cos(times * math.pi / (count - 1) * n)
 
 
 def _bartlett(n: Any, count: int) -> Any:
@@ -134,11 +137,11 @@ def _kaiser(n: Any, count: int, beta: float) -> Any:
 
 def _rows(ends: Any, number: DTensor) -> Any:
     """In which row each element is if rows end there."""
-    return np.searchsorted(ends, cast("Any", number), side="right")
+    return _ANY.searchsorted(ends, number, side="right")
 
 
 def _taken(table: Any, row: Any) -> Any:
-    return np.take(table, row)
+    return _ANY.take(table, row)
 
 
 def _triangle(name: str, *, upper: bool) -> Callable[..., tuple[DTensor, DTensor]]:

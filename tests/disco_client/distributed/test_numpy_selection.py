@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy_examples import check_call
 
 from disco_client import ConfigError, DtypeError, OutOfBounds, RemoteError, ThreadedSession
@@ -153,3 +155,20 @@ def test_a_position_that_is_out_of_bounds_raises_where_it_is(session):
     made = np.take_along_axis(x, np.array([[3], [0]]), axis=1)
     with pytest.raises(RemoteError, match="out of bounds"):
         made.numpy()
+
+
+@given(data=st.data(), rows=st.integers(1, 9), placement=st.sampled_from(["R", "S[0]", "S[1]"]))
+@settings(max_examples=80)
+def test_what_is_left_out_or_put_in_is_numpys(session, data, rows, placement):
+    """At any positions, also twice the same, of any extent."""
+    whole = np.arange(rows * 3.0).reshape(rows, 3)
+    places = data.draw(st.lists(st.integers(-rows, rows), min_size=0, max_size=6))
+    inside = [each for each in places if each < rows]
+    values = np.arange(len(places) * 3.0).reshape(-1, 3)
+    for call in (
+        lambda m, x: m.delete(x, inside, axis=0),
+        lambda m, x: m.insert(x, places, -1, axis=0),
+        lambda m, x: m.insert(x, places, values, axis=0) if len(places) != 1 else x,
+        lambda m, x: m.compress(np.isin(np.arange(rows), inside), x, axis=0),
+    ):
+        check_call(session, call, [whole], placement)
