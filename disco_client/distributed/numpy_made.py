@@ -112,7 +112,7 @@ def _cosine(n: Any, count: int, times: int = 1) -> Any:
 
 
 def _bartlett(n: Any, count: int) -> Any:
-    return np.where(n <= 0, 1 + n / (count - 1), 1 - n / (count - 1))
+    return _ANY.where(n <= 0, 1 + n / (count - 1), 1 - n / (count - 1))
 
 
 def _blackman(n: Any, count: int) -> Any:
@@ -140,10 +140,6 @@ def _rows(ends: Any, number: DTensor) -> Any:
     return _ANY.searchsorted(ends, number, side="right")
 
 
-def _taken(table: Any, row: Any) -> Any:
-    return _ANY.take(table, row)
-
-
 def _triangle(name: str, *, upper: bool) -> Callable[..., tuple[DTensor, DTensor]]:
     """The rows and the columns of one side of a diagonal."""
 
@@ -158,7 +154,7 @@ def _triangle(name: str, *, upper: bool) -> Callable[..., tuple[DTensor, DTensor
         ends = np.cumsum(counts)
         number = xp.arange(int(ends[-1]) if rows else 0)
         row = _rows(ends, number)
-        return row, number + _taken(first - (ends - counts), row)
+        return row, number + _ANY.take(first - (ends - counts), row)
 
     return positions
 

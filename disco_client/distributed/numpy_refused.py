@@ -8,7 +8,6 @@ from disco_client.errors import ConfigError
 
 __all__ = ["REFUSED", "refuse_function", "way_round"]
 
-_FETCH = "fetch the values, numpy.{}(x.numpy())"
 _WAITS = "its shape follows from the values: fetch them, numpy.{}(x.numpy())"
 _SORTS = "sorting has no rule yet: fetch the values, numpy.{}(x.numpy())"
 _WRITES = "it writes into its argument: x[...] = value and numpy.where(condition, value, x) do"
@@ -20,9 +19,9 @@ _ERRORS = (
 _DTYPE = "its dtype has no arrays on the workers"
 _CLASS = "it is a class of arrays of the host: session.numpy.asarray makes distributed tensors"
 _STEPS = "it goes from element to element: numpy.{}(x.numpy())"
-_FILES = "write x.numpy(), or each worker its part by session.save_tensors"
+_FILES = "write x.numpy(), or each worker its part by session.save"
 _VALUES = "it calls a function of the program on values: session.apply calls one of the workers"
-
+_OLD = "it is an old name: numpy 2 has another one for it, or none"
 _CHOOSES = "it looks at all values to choose a dtype: numpy.real(x) and numpy.imag(x) do not"
 _SHARED = "no two tensors share memory that a program sees: x is y says whether two are one"
 
@@ -34,12 +33,11 @@ _BY_REASON: dict[str, str] = {
     _ROOTS: "poly polydiv polyfit polymul roots poly1d",
     _OWN: "get_include info show_config show_runtime test getbufsize setbufsize busdaycalendar"
     " ufunc format_parser add_newdoc add_docstring add_newdoc_ufunc deprecate deprecate_with_doc"
-    " disp byte_bounds find_common_type get_array_wrap issctype issubclass_ issubsctype lookfor"
+    " disp byte_bounds get_array_wrap issctype issubclass_ issubsctype lookfor"
     " maximum_sctype obj2sctype sctype2char safe_eval set_string_function tracemalloc_domain who"
     " asscalar source set_numeric_ops compare_chararrays chararray DataSource recfromcsv"
     " recfromtxt cast sctypes nbytes sctypeDict ScalarType RankWarning ComplexWarning"
-    " VisibleDeprecationWarning ModuleDeprecationWarning TooHardError AxisError alltrue sometrue"
-    " product cumproduct in1d trapz msort row_stack asfarray",
+    " VisibleDeprecationWarning ModuleDeprecationWarning TooHardError AxisError",
     _ERRORS: "geterr geterrcall seterr seterrcall geterrobj seterrobj",
     _DTYPE: "str_ bytes_ void object_ longdouble clongdouble float128 complex256 longcomplex"
     " longfloat float96 complex192 float_ complex_ cfloat singlecomplex string_ unicode_ int0"
@@ -49,6 +47,9 @@ _BY_REASON: dict[str, str] = {
     _STEPS: "ndenumerate nditer nested_iters",
     _FILES: "save savetxt savez savez_compressed load",
     _VALUES: "apply_along_axis frompyfunc mask_indices piecewise vectorize",
+    _OLD: "alltrue sometrue product cumproduct in1d trapz msort asfarray round_ find_common_type"
+    " fastCopyAndTranspose",
+    "numpy.vstack is the same": "row_stack",
     _CHOOSES: "real_if_close",
     _SHARED: "shares_memory may_share_memory",
     "x.astype(dtype) is the same": "astype",
