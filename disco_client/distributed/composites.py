@@ -57,18 +57,13 @@ class Steps:
         return made
 
     @property
-    def made(self) -> tuple[DTensor, ...]:
-        """What was made, in that order."""
-        return tuple(self._made)
-
-    @property
     def last(self) -> DTensor:
         """What was made last."""
-        return self._made[-1]
+        return self.made[-1]
 
     def result(self, name: str) -> DTensor:
         """What was made last, as the result of a function of this name."""
-        return self.made[-1].explained_as(name, *self.made[:-1])
+        return self.last.explained_as(name, *self.made[:-1])
 
 
 # Averages, and what is made of them.
