@@ -31,6 +31,7 @@ from disco_client.distributed.placement import (
     Placement,
     PlacementSpec,
     TensorStructInfo,
+    placement_on,
 )
 from disco_client.distributed.redistribute import (
     Move,
@@ -798,7 +799,7 @@ def _one_mesh(
     ways: list[str] = []
     for mesh in meshes:
         plans = {
-            at: make_plan(info, _placement_on(mesh, info), mesh, nodes)
+            at: make_plan(info, placement_on(mesh, info), mesh, nodes)
             for at, info in infos.items()
             if info.device_mesh != mesh
         }
@@ -812,10 +813,3 @@ def _one_mesh(
         f"{name} needs distributed tensors on one mesh, got {' and '.join(map(repr, meshes))};"
         f" bring them to one of these first:{' or'.join(ways)}"
     )
-
-
-def _placement_on(mesh: DeviceMesh, info: DTensorStructInfo) -> Placement:
-    """The placement of a tensor as it would be on another mesh; copies where it does not fit."""
-    specs = info.placement.plain().dim_specs
-    alike = len(specs) == mesh.ndim
-    return Placement(specs if alike else [PlacementSpec.replica()] * mesh.ndim)

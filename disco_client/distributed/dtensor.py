@@ -13,6 +13,7 @@ from disco_client.copies import Handle
 from disco_client.core import Distributed, DRef
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.ops import as_index
+from disco_client.distributed.placement import placement_on
 from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
@@ -281,6 +282,32 @@ class ArrayLike(ABC):
         host = self.numpy()
         return host if dtype is None else host.astype(dtype, copy=False)
 
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Fetches the whole for another library, which gets memory of its own.
+
+        Args:
+            stream: None, of the CPU.
+            max_version: The newest version of DLPack that the other library knows.
+            dl_device: Where the memory is to be: (1, 0), the CPU.
+            copy: False is taken, too: nothing else has this memory.
+
+        Raises:
+            BufferError: The memory cannot be there, or the dtype is none of DLPack's.
+        """
+        del copy
+        return self.numpy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The CPU, to which the elements come first."""
+        return (1, 0)
+
     def __bool__(self) -> bool:
         if self.size != 1:
             msg = (
@@ -475,6 +502,32 @@ class DTensor(Handle, Distributed, ArrayLike):
     def T(self) -> DTensor:  # noqa: N802  (numpy's name)
         """With the axes in the opposite order."""
         return self._engine.call("transpose", self)
+
+    @property
+    def mT(self) -> DTensor:  # noqa: N802  (numpy's name)
+        """With the last two axes in the opposite order."""
+        return np.matrix_transpose(self)  # type: ignore[return-value,arg-type]
+
+    @property
+    def device(self) -> DeviceMesh:
+        """The mesh, as the Array API standard calls where an array lies."""
+        return self.mesh
+
+    def to_device(self, device: DeviceMesh, /, *, stream: None = None) -> DTensor:
+        """The same values on another mesh, where the placement fits it, else as copies.
+
+        Args:
+            device: The mesh.
+            stream: There are none to choose among.
+
+        Raises:
+            ConfigError: It is no mesh of the session's, or a stream is given.
+        """
+        if stream is not None or not isinstance(device, DeviceMesh):
+            raise ConfigError(f"expected a mesh and no stream, got {device!r} and {stream!r}")
+        if device == self.mesh:
+            return self
+        return self.redistribute(device, placement_on(device, self.info))
 
     @property
     def split(self) -> PlacementSpec | None:

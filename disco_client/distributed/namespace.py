@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from disco_client.core import DRef
+from disco_client.distributed.array_api import NamespaceFunction, StandardNamespace, mesh_of
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import FUNCTIONS
@@ -40,7 +41,7 @@ _DATA = frozenset(
         *("pi", "e", "inf", "nan", "newaxis", "euler_gamma"),
         *("bool", "bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
         *("uint64", "float16", "float32", "float64", "complex64", "complex128", "intp"),
-        *("dtype", "finfo", "iinfo", "result_type", "can_cast", "promote_types", "issubdtype"),
+        *("dtype", "result_type", "can_cast", "promote_types", "issubdtype"),
         *("isdtype", "broadcast_shapes", "errstate", "s_", "index_exp"),
         *("byte", "short", "intc", "int_", "long", "longlong", "ubyte", "ushort", "uint"),
         *("uintc", "uintp", "ulong", "ulonglong", "half", "single", "double", "csingle"),
@@ -53,11 +54,15 @@ _DATA = frozenset(
 """Names of numpy's that compute with no tensor, and are numpy's own."""
 
 
+_PYTHONS = (bool, int, float, complex, list, tuple)
+"""Types of which numpy makes arrays of a dtype directly."""
+
+
 _OF_SEVERAL = frozenset(["concatenate", "stack", "vstack", "hstack", "dstack", "column_stack"])
 """Functions whose first operand is a sequence of arrays."""
 
 
-class ArrayNamespace:
+class ArrayNamespace(StandardNamespace):
     """numpy's functions, for one mesh of a session; see ``Session.numpy``.
 
     Args:
@@ -97,16 +102,25 @@ class ArrayNamespace:
             placement = self._placement if mesh is None else first_axis_split(where)
         return ArrayNamespace(self._engine, where, placement, self._session)
 
+    @property
+    def mesh(self) -> DeviceMesh:
+        """On which workers what is made here lies."""
+        return self._mesh
+
     def __repr__(self) -> str:
         return f"<numpy on {self._mesh!r}, {str(self._placement)!r}>"
 
     # Made on the workers ----------------------------------------------------------------
 
     def _info(
-        self, shape: Any, dtype: object, placement: Placement | str | None
+        self, shape: Any, dtype: object, placement: Placement | str | None, device: object = None
     ) -> DTensorStructInfo:
         extents = integers("shape", several(shape))
         whole = TensorStructInfo(extents, dtype_from_name(dtype))
+        mesh, usual = self._mesh, self._placement
+        if device is not None and device != mesh:
+            mesh = mesh_of(device)
+            usual = first_axis_split(mesh)
         if placement is None:
             # A tensor without the axis is not split along it.
             copies = PlacementSpec.replica()
@@ -115,9 +129,9 @@ class ArrayNamespace:
                 if spec.kind is PlacementSpecKind.SHARDING
                 and not -whole.ndim <= spec.axis < whole.ndim
                 else spec
-                for spec in self._placement.dim_specs
+                for spec in usual.dim_specs
             )
-        return DTensorStructInfo(whole, self._mesh, placement)
+        return DTensorStructInfo(whole, mesh, placement)
 
     def full(
         self,
@@ -126,6 +140,7 @@ class ArrayNamespace:
         dtype: object = None,
         *,
         placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """A tensor of one value, or of an array that is broadcast.
 
@@ -134,41 +149,62 @@ class ArrayNamespace:
             fill_value: The value.
             dtype: By default that of the value.
             placement: How it lies; by default as the namespace says.
+            device: On which mesh; by default that of the namespace.
         """
         value = array_of(fill_value)
         kind = value.dtype if dtype is None else dtype_from_name(dtype)
-        info = self._info(shape, kind, placement)
+        info = self._info(shape, kind, placement, device)
         if not value.ndim and not isinstance(value, DTensor):
             return self._engine.create("full", info, np.asarray(value, kind))
         shape = info.tensor_sinfo.shape
-        plan = DTensorStructInfo(TensorStructInfo(shape, "bool"), self._mesh, info.placement)
+        plan = DTensorStructInfo(TensorStructInfo(shape, "bool"), info.device_mesh, info.placement)
         nowhere = self._engine.create("full", plan, np.False_)
         made = self._engine.call("where", nowhere, value, value).astype(kind)
         return made.redistribute(info.placement).explained_as("full", made)
 
     def zeros(
-        self, shape: Any, dtype: object = "float64", *, placement: Placement | str | None = None
+        self,
+        shape: Any,
+        dtype: object = "float64",
+        *,
+        placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """A tensor of zeros; see :meth:`full`."""
-        return self._of(0, shape, dtype, placement)
+        return self._of(0, shape, dtype, placement, device)
 
     def ones(
-        self, shape: Any, dtype: object = "float64", *, placement: Placement | str | None = None
+        self,
+        shape: Any,
+        dtype: object = "float64",
+        *,
+        placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """A tensor of ones; see :meth:`full`."""
-        return self._of(1, shape, dtype, placement)
+        return self._of(1, shape, dtype, placement, device)
 
     def empty(
-        self, shape: Any, dtype: object = "float64", *, placement: Placement | str | None = None
+        self,
+        shape: Any,
+        dtype: object = "float64",
+        *,
+        placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """A tensor whose values are not to be used; they are zeros."""
-        return self._of(0, shape, dtype, placement)
+        return self._of(0, shape, dtype, placement, device)
 
     def _of(
-        self, value: int, shape: Any, dtype: object, placement: Placement | str | None
+        self,
+        value: int,
+        shape: Any,
+        dtype: object,
+        placement: Placement | str | None,
+        device: object,
     ) -> DTensor:
         kind = np.dtype("float64") if dtype is None else dtype_from_name(dtype)
-        info = self._info(shape, kind, placement)
+        info = self._info(shape, kind, placement, device)
         return self._engine.create("full", info, np.asarray(value, kind))
 
     def arange(
@@ -179,6 +215,7 @@ class ArrayNamespace:
         dtype: object = None,
         *,
         placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """Numbers in even steps, from a first one to before a last one."""
         if stop is None:
@@ -192,11 +229,11 @@ class ArrayNamespace:
         if kind.kind == "b":
             raise DtypeError("arange: expected a dtype of numbers, got bool")
         count = max(0, math.ceil((stop - start) / step))
-        info = self._info(count, kind, placement)
+        info = self._info(count, kind, placement, device)
         first, second = (np.asarray(each) for each in (start, start + step))
         return self._engine.create("arange", info, first, second)
 
-    def linspace(
+    def linspace(  # noqa: PLR0913  (numpy's parameters)
         self,
         start: Any,
         stop: Any,
@@ -207,6 +244,7 @@ class ArrayNamespace:
         axis: int = 0,
         *,
         placement: Placement | str | None = None,
+        device: object = None,
     ) -> Any:
         """So many numbers at equal distances, the last one among them unless ``endpoint=False``."""
         (count,) = integers("linspace", (num,))
@@ -216,7 +254,7 @@ class ArrayNamespace:
             raise ConfigError("linspace on the workers takes numbers as its ends")
         kind = np.result_type(np.asarray(start), np.asarray(stop), float(count))
         wanted = kind if dtype is None else dtype_from_name(dtype)
-        info = self._info(count, wanted, placement)
+        info = self._info(count, wanted, placement, device)
         ends = (np.asarray(each, kind) for each in (start, stop))
         made = self._engine.create("linspace", info, *ends, count, bool(endpoint))
         if not retstep:
@@ -232,15 +270,21 @@ class ArrayNamespace:
         dtype: object = "float64",
         *,
         placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """Ones on a diagonal and zeros elsewhere."""
-        return self._matrix("eye", N, M, k, dtype, placement)
+        return self._matrix("eye", N, M, k, dtype, placement, device)
 
     def identity(
-        self, n: int, dtype: object = "float64", *, placement: Placement | str | None = None
+        self,
+        n: int,
+        dtype: object = "float64",
+        *,
+        placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """The square matrix with ones on its diagonal."""
-        return self._matrix("eye", n, None, 0, dtype, placement)
+        return self._matrix("eye", n, None, 0, dtype, placement, device)
 
     def tri(
         self,
@@ -250,9 +294,10 @@ class ArrayNamespace:
         dtype: object = "float64",
         *,
         placement: Placement | str | None = None,
+        device: object = None,
     ) -> DTensor:
         """Ones on a diagonal and below it, zeros above."""
-        return self._matrix("tri", N, M, k, dtype, placement)
+        return self._matrix("tri", N, M, k, dtype, placement, device)
 
     def _matrix(
         self,
@@ -262,11 +307,12 @@ class ArrayNamespace:
         offset: int,
         dtype: object,
         placement: Placement | str | None,
+        device: object,
     ) -> DTensor:
         extents = integers(name, (rows, rows if columns is None else columns))
         (diagonal,) = integers(name, (offset,))
         kind = np.dtype("float64") if dtype is None else dtype_from_name(dtype)
-        info = self._info([max(0, extent) for extent in extents], kind, placement)
+        info = self._info([max(0, extent) for extent in extents], kind, placement, device)
         return self._engine.create(name, info, diagonal)
 
     def indices(
@@ -276,6 +322,7 @@ class ArrayNamespace:
         sparse: bool = False,
         *,
         placement: Placement | str | None = None,
+        device: object = None,
     ) -> Any:
         """For each axis of a grid the index along it of each element, one grid after the other."""
         extents = integers("indices", several(dimensions))
@@ -286,13 +333,13 @@ class ArrayNamespace:
                 for axis, extent in enumerate(extents)
             ]
             return tuple(
-                self._engine.create("indices", self._info(shape, kind, placement), axis)
+                self._engine.create("indices", self._info(shape, kind, placement, device), axis)
                 for axis, shape in enumerate(shapes)
             )
-        info = self._info(extents, kind, placement)
+        info = self._info(extents, kind, placement, device)
         grids = [self._engine.create("indices", info, axis) for axis in range(len(extents))]
         if not grids:
-            return self.zeros((0,), kind)
+            return self.zeros((0,), kind, device=device)
         return np.stack(grids)  # type: ignore[arg-type]
 
     def fromfunction(
@@ -396,6 +443,7 @@ class ArrayNamespace:
         a: Any,
         dtype: object = None,
         *,
+        device: object = None,
         copy: bool | None = None,
         placement: Placement | str | None = None,
     ) -> DTensor:
@@ -404,26 +452,32 @@ class ArrayNamespace:
         Args:
             a: A distributed tensor, an array, nested sequences or a number.
             dtype: By default its own.
+            device: On which mesh; by default on its own, or on that of the namespace.
             copy: True for a tensor of its own, False for ``a`` itself; None for whichever does.
             placement: How it lies; by default as the namespace says, or as it does.
 
         Raises:
             ValueError: ``copy`` is False, and ``a`` is not what was asked for.
         """
-        made = self._as_tensor(a, dtype, placement)
+        made = self._as_tensor(a, dtype, placement, device)
         if copy is False and made is not a:
             msg = "only a distributed tensor of this dtype and placement need not be copied"
             raise ValueError(msg)
         return made.__copy__() if copy and made is a else made
 
-    def _as_tensor(self, a: Any, dtype: object, placement: Placement | str | None) -> DTensor:
+    def _as_tensor(
+        self, a: Any, dtype: object, placement: Placement | str | None, device: object
+    ) -> DTensor:
         kind = None if dtype is None else dtype_from_name(dtype)
         if not isinstance(a, DTensor):
-            host = array_of(a)
-            host = host if kind is None else host.astype(kind)
-            info = self._info(host.shape, host.dtype, placement)
-            return self._engine.distribute(host, self._mesh, info.placement)
+            # A number that a dtype has not is refused, as by numpy, where it is none of an array.
+            plain = kind is not None and type(a) in _PYTHONS
+            host = np.asarray(a, kind) if plain else array_of(a)
+            host = host if kind is None else host.astype(kind, copy=False)
+            info = self._info(host.shape, host.dtype, placement, device)
+            return self._engine.distribute(host, info.device_mesh, info.placement)
         out = a if kind is None or kind == a.dtype else a.astype(kind)
+        out = out if device is None else out.to_device(mesh_of(device))
         return out if placement is None else out.redistribute(placement)
 
     array = asarray
@@ -474,7 +528,7 @@ class ArrayNamespace:
         if not served:
             msg = f"{self!r} has no {name}; {way_round(name)}"
             raise AttributeError(msg)
-        return partial(self._call, cast("Callable[..., Any]", function))
+        return NamespaceFunction(cast("Callable[..., Any]", function), self._call)
 
     def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if args and not any(map(_has_tensor, args)):

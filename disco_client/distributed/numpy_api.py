@@ -16,6 +16,7 @@ from disco_client.distributed.numpy_arguments import array_of, no_out, unsaid
 from disco_client.distributed.numpy_counts import COUNTS
 from disco_client.distributed.numpy_cumulative import CUMULATIVE
 from disco_client.distributed.numpy_differences import DIFFERENCES
+from disco_client.distributed.numpy_dtypes import DTYPES
 from disco_client.distributed.numpy_elements import ELEMENTS
 from disco_client.distributed.numpy_facts import FACTS
 from disco_client.distributed.numpy_polynomials import POLYNOMIALS
@@ -187,8 +188,10 @@ def _zeros_like(
     engine: Computing, a: DTensor, dtype: Any = None, order: str = "K", **more: Any
 ) -> DTensor:
     del order  # each worker has its part in C order
-    if any(value is not None for key, value in more.items() if key in ("shape", "device")):
-        raise ConfigError("numpy.zeros_like of a distributed tensor has its shape and its device")
+    if more.get("shape") is not None:
+        raise ConfigError("numpy.zeros_like of a distributed tensor has its shape")
+    if more.get("device") is not None:
+        return np.full_like(a, 0, dtype, device=more["device"])  # type: ignore[call-overload]
     return engine.call("zeros_like", a, dtype=None if dtype is None else np.dtype(dtype).name)
 
 
@@ -203,12 +206,8 @@ def _tile(engine: Computing, A: Any, reps: Any) -> DTensor:  # noqa: N803  (nump
 
 
 def _repeat(engine: Computing, a: DTensor, repeats: Any, axis: Any = None) -> DTensor:
-    if isinstance(repeats, DTensor):
-        raise ConfigError(
-            "numpy.repeat by counts that are on the workers gives a shape that is not known here;"
-            " fetch them with .numpy()"
-        )
-    counts = as_host_array(repeats)
+    # Counts on the workers are fetched, because the shape of the result depends on them.
+    counts = repeats.numpy() if isinstance(repeats, DTensor) else as_host_array(repeats)
     if counts.dtype.kind not in "biu" or (counts < 0).any():
         raise ConfigError(f"repeat: expected counts from 0, got {repeats!r}")
     x, place = (_flat(engine, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
@@ -336,7 +335,7 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
 
 _TABLES = (
     *(SHAPES, PRODUCTS, STATISTICS, REDUCTIONS, CUMULATIVE, COUNTS, ELEMENTS, SELECTION),
-    *(DIFFERENCES, POLYNOMIALS, FACTS, MASKED),
+    *(DIFFERENCES, POLYNOMIALS, FACTS, MASKED, DTYPES),
 )
 
 FUNCTIONS.update(

@@ -69,7 +69,7 @@ FACTS: dict[str, Composite] = {
     **{
         name: _by_kind(name)
         for name in (
-            *("result_type", "can_cast", "common_type", "iscomplexobj", "isrealobj"),
+            *("common_type", "iscomplexobj", "isrealobj"),
             *("einsum_path",),
         )
     },

@@ -43,7 +43,7 @@ _BY_REASON: dict[str, str] = {
     " longfloat float96 complex192 float_ complex_ cfloat singlecomplex string_ unicode_ int0"
     " uint0 void0 object0 str0 bytes0 bool8 datetime_as_string",
     _CLASS: "ndarray matrix memmap recarray record asmatrix mat bmat broadcast flatiter"
-    " from_dlpack fromfile fromregex",
+    " fromfile fromregex",
     _STEPS: "ndenumerate nditer nested_iters",
     _FILES: "save savetxt savez savez_compressed load",
     _VALUES: "apply_along_axis frompyfunc mask_indices piecewise vectorize",
@@ -52,7 +52,6 @@ _BY_REASON: dict[str, str] = {
     "numpy.vstack is the same": "row_stack",
     _CHOOSES: "real_if_close",
     _SHARED: "shares_memory may_share_memory",
-    "x.astype(dtype) is the same": "astype",
 }
 
 REFUSED: dict[str, str] = {

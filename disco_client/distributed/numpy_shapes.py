@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from disco_client.distributed.array_api import mesh_of
 from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.ops import integers, normal_axes, normal_axis
@@ -16,6 +17,7 @@ from disco_client.distributed.placement import (
     Placement,
     PlacementSpec,
     TensorStructInfo,
+    placement_on,
 )
 from disco_client.errors import ConfigError
 from disco_client.wire.values import dtype_from_name, shown
@@ -237,11 +239,13 @@ def _full_like(
 def _filled_like(
     engine: Computing, name: str, a: DTensor, value: Any, dtype: Any, more: Mapping[str, Any]
 ) -> DTensor:
-    if any(more.get(key) is not None for key in ("shape", "device")):
-        raise ConfigError(f"numpy.{name} of a distributed tensor has its shape and its device")
+    if more.get("shape") is not None:
+        raise ConfigError(f"numpy.{name} of a distributed tensor has its shape")
+    device = more.get("device")
+    mesh = a.mesh if device is None else mesh_of(device)
+    placement = a.placement.combined() if mesh == a.mesh else placement_on(mesh, a.info)
     kind = a.dtype if dtype is None else dtype_from_name(dtype)
-    whole = TensorStructInfo(a.shape, kind)
-    info = DTensorStructInfo(whole, a.mesh, a.placement.combined())
+    info = DTensorStructInfo(TensorStructInfo(a.shape, kind), mesh, placement)
     return engine.create("full", info, np.asarray(value, kind)).explained_as(name)
 
 

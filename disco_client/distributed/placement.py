@@ -37,6 +37,7 @@ __all__ = [
     "combines",
     "crosses",
     "mixes",
+    "placement_on",
 ]
 
 
@@ -650,3 +651,15 @@ def _divided(spec: PlacementSpec, axis: int, extent: int, count: int) -> Placeme
     if parts == divide_all(extent, count):
         return PlacementSpec.sharding(axis)
     return PlacementSpec(PlacementSpecKind.SHARDING, axis, "", parts)
+
+
+def placement_on(mesh: DeviceMesh, info: DTensorStructInfo) -> Placement:
+    """The placement of a tensor as it would be on another mesh; copies where it does not fit.
+
+    Args:
+        mesh: The other mesh.
+        info: The tensor.
+    """
+    specs = info.placement.plain().dim_specs
+    alike = len(specs) == mesh.ndim
+    return Placement(specs if alike else [PlacementSpec.replica()] * mesh.ndim)

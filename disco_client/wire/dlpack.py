@@ -36,12 +36,16 @@ class DlpackError(ArrayRefused):
 
 
 def speaks_dlpack(value: object) -> bool:
-    """Whether a value is an array of another library than numpy, that it can share."""
+    """Whether a value is an array of another library than numpy, that it can share.
+
+    Distributed tensors, which have registers, make a copy for whoever asks; it is none of theirs.
+    """
     kind = type(value)
     return (
         hasattr(kind, "__dlpack__")
         and hasattr(kind, "__dlpack_device__")
         and not isinstance(value, np.ndarray)
+        and not hasattr(kind, "reg_id")
     )
 
 
