@@ -274,6 +274,5 @@ $(ARRAYS_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
-	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
