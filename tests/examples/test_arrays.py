@@ -50,3 +50,13 @@ def test_a_program_prints_what_it_prints_with_numpy(name, tmp_path):
     printed = run(ARRAYS / name)
     assert len(printed) > 2
     assert printed == run(with_numpy(name, tmp_path))
+
+
+@pytest.mark.timeout(200)
+def test_an_integral_is_numpys_within_its_error(tmp_path):
+    """The points are others, so the digits are; both are near what the integral is."""
+    true = 0.7468241328124271**3  # of exp(-x * x) over [0, 1], sqrt(pi) / 2 * erf(1), for each axis
+    for program in (ARRAYS / "monte_carlo.py", with_numpy("monte_carlo.py", tmp_path)):
+        mean, error = (float(line.rpartition(" ")[2]) for line in run(program))
+        assert 0 < error < 0.001
+        assert abs(mean - true) < 5 * error
