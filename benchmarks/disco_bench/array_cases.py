@@ -27,7 +27,7 @@ __all__ = [
 
 Array = Any
 
-COLUMNS, SIDE, CLUSTERS = 64, 1536, 8
+COLUMNS, SIDE, CLUSTERS, BINS = 64, 1536, 8, 64
 SWEEPS, ROUNDS_OF_MEANS = 10, 3
 
 
@@ -56,6 +56,8 @@ CASES = {
         ArrayCase("resplit", "split by rows -> by columns", 2),
         ArrayCase("head", "x[:8].sum()", 50),
         ArrayCase("roll", "roll by a row", 1),
+        ArrayCase("histogram", f"histogram of {BINS} bins", 2),
+        ArrayCase("normals", f"as many random normals, {COLUMNS} columns", 1),
         ArrayCase("jacobi", f"stencil of 4 neighbours, {SWEEPS} steps", 1),
         ArrayCase("kmeans", f"k-means of {CLUSTERS}, {ROUNDS_OF_MEANS} steps", 1),
     )
@@ -95,6 +97,8 @@ class ArrayKit(NamedTuple):
         everywhere: Brings a small result to all workers, where it is not.
         resplit: Brings an array that is split by rows to a split by columns.
         sweep: One step of `jacobi_step` of the whole.
+        normals: Draws random normals of a shape, split by rows.
+        histogram: Counts numbers from 0 to 1 in so many bins.
     """
 
     xp: Any
@@ -105,6 +109,8 @@ class ArrayKit(NamedTuple):
     everywhere: Callable[[Array], Array]
     resplit: Callable[[Array], Array]
     sweep: Callable[[Array], Array]
+    normals: Callable[[tuple[int, int]], Array]
+    histogram: Callable[[Array, int], Array]
 
 
 def jacobi_step(part: Array) -> Array:
@@ -158,6 +164,15 @@ def _head(kit: ArrayKit) -> Array:
     return kit.everywhere(kit.x[:8].sum())
 
 
+def _histogram(kit: ArrayKit) -> Array:
+    return kit.everywhere(kit.histogram(kit.x, BINS))
+
+
+def _normals(kit: ArrayKit) -> Array:
+    rows, columns = kit.x.shape
+    return kit.normals((rows, columns))
+
+
 def _roll(kit: ArrayKit) -> Array:
     return kit.xp.roll(kit.x, 1, axis=0)
 
@@ -171,6 +186,8 @@ _ACTIONS: dict[str, Callable[[ArrayKit], Array]] = {
     "resplit": _resplit,
     "head": _head,
     "roll": _roll,
+    "histogram": _histogram,
+    "normals": _normals,
     "jacobi": _jacobi,
     "kmeans": _means,
 }
@@ -183,7 +200,20 @@ def action_of(name: str, kit: ArrayKit) -> Callable[[], Array]:
 
 def numpy_kit(data: Data) -> ArrayKit:
     """That of numpy, for which a split by columns is another order in memory."""
-    return ArrayKit(np, *data, np.float64, np.asarray, np.asfortranarray, jacobi_step)
+    return ArrayKit(
+        np,
+        *data,
+        np.float64,
+        np.asarray,
+        np.asfortranarray,
+        jacobi_step,
+        np.random.default_rng(0).standard_normal,
+        _numpy_histogram,
+    )
+
+
+def _numpy_histogram(array: Array, bins: int) -> Array:
+    return np.histogram(array, bins, (0, 1))[0]
 
 
 def expected(name: str, data: Data) -> np.ndarray[Any, Any]:
@@ -193,4 +223,10 @@ def expected(name: str, data: Data) -> np.ndarray[Any, Any]:
 
 def refuse_unequal(name: str, result: np.ndarray[Any, Any], data: Data) -> None:
     """A fast wrong result would be no achievement; sums differ by rounding."""
+    if name == "normals":  # each library draws its own
+        error = result.size**-0.5
+        assert result.shape == data.x.shape
+        assert abs(result.mean()) < 6 * error
+        assert abs(result.std() - 1) < 6 * error
+        return
     assert np.allclose(result, expected(name, data), rtol=1e-9), name

@@ -34,6 +34,15 @@ def _resplit(workers: int, array: Any) -> Any:
     return array.rechunk((array.shape[0], -(-array.shape[1] // workers)))
 
 
+def _normals(workers: int, shape: tuple[int, int]) -> Any:
+    chunks = -(-shape[0] // workers), shape[1]
+    return da.random.default_rng(0).standard_normal(size=shape, chunks=chunks)
+
+
+def _histogram(array: Any, bins: int) -> Any:
+    return da.histogram(array, bins, (0, 1))[0]
+
+
 class _DaskArrayPeer:
     """See `array_peer.ArrayPeer`."""
 
@@ -53,6 +62,8 @@ class _DaskArrayPeer:
             _as_it_is,
             functools.partial(_resplit, workers),
             _sweep,
+            functools.partial(_normals, workers),
+            _histogram,
         )
 
     def action(self, name: str) -> Callable[[], Any]:

@@ -60,6 +60,14 @@ def _resplit(array: Any) -> Any:
     return heat.resplit(array, 1)
 
 
+def _normals(shape: tuple[int, int]) -> Any:
+    return heat.random.randn(*shape, dtype=heat.float64, split=0)
+
+
+def _histogram(array: Any, bins: int) -> Any:
+    return heat.histc(array, bins=bins, min=0, max=1)
+
+
 class _HeatPeer:
     """See `array_peer.ArrayPeer`."""
 
@@ -77,6 +85,8 @@ class _HeatPeer:
             _everywhere,
             _resplit,
             _sweep,
+            _normals,
+            _histogram,
         )
 
     def action(self, name: str) -> Callable[[], Any]:

@@ -235,7 +235,13 @@ def _disco_kit(session: disco_client.Session, data: Any) -> ArrayKit:
         partial(DTensor.redistribute, placement="R"),
         partial(DTensor.redistribute, placement="S[1]"),
         partial(xp.map_overlap, "bench.jacobi_step", depth={0: 1}, boundary="none"),
+        xp.random.default_rng(0).standard_normal,
+        partial(_histogram, xp),
     )
+
+
+def _histogram(xp: Any, array: DTensor, bins: int) -> DTensor:
+    return xp.histogram(array, bins, (0, 1))[0]
 
 
 def _many(session: disco_client.Session, action: Callable[[], object], count: int) -> float:
