@@ -25,6 +25,7 @@ from disco_client.distributed.numpy_reductions import REDUCTIONS
 from disco_client.distributed.numpy_selection import SELECTION
 from disco_client.distributed.numpy_shapes import SHAPES
 from disco_client.distributed.numpy_statistics import STATISTICS
+from disco_client.distributed.numpy_unique import SETS
 from disco_client.distributed.ops import integers, normal_axes, normal_axis, numpy_dtype
 from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
@@ -335,7 +336,7 @@ FUNCTIONS: dict[Callable[..., Any], Composite] = {
 
 _TABLES = (
     *(SHAPES, PRODUCTS, STATISTICS, REDUCTIONS, CUMULATIVE, COUNTS, ELEMENTS, SELECTION),
-    *(DIFFERENCES, POLYNOMIALS, FACTS, MASKED, DTYPES),
+    *(DIFFERENCES, POLYNOMIALS, FACTS, MASKED, DTYPES, SETS),
 )
 
 FUNCTIONS.update(

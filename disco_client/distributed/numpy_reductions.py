@@ -116,9 +116,7 @@ def averaged(engine: Computing, name: str, x: Any, **options: Any) -> DTensor:
         ConfigError: An option has no rule.
         DtypeError: ``where`` is no mask.
     """
-    given = _given(options)
-    if "correction" in given:
-        given["ddof"] = given.pop("correction")
+    given = _corrected(name, _given(options))
     if "mean" in given:
         raise ConfigError(f"numpy.{name} of distributed tensors finds the mean itself")
     where = given.pop("where", None)
@@ -264,7 +262,7 @@ def _nan_extreme(engine: Computing, name: str, a: Any, **options: Any) -> DTenso
 
 def _nan_average(engine: Computing, name: str, a: Any, **options: Any) -> DTensor:
     plain = name.removeprefix("nan")
-    given = _given(options)
+    given = _corrected(name, _given(options))
     if "dtype" in given:
         raise ConfigError(f"numpy.{name} of distributed tensors has the dtype of its operand")
     if not has_nan(a.dtype):
@@ -274,10 +272,21 @@ def _nan_average(engine: Computing, name: str, a: Any, **options: Any) -> DTenso
     where = given.pop("where", None)
     if where is not None:
         mask = steps.call("logical_and", mask, _mask(name, where, a))
-    if "correction" in given:
-        given["ddof"] = given.pop("correction")
     steps.keep(_averaged_where(engine, plain, a, mask, given, nan_of_none=True))
     return steps.result(name)
+
+
+def _corrected(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Options with a ddof in place of a correction, the standard's name of it.
+
+    Raises:
+        ConfigError: Both are given.
+    """
+    if "correction" in given:
+        if given.get("ddof"):
+            raise ConfigError(f"numpy.{name} takes a ddof or a correction, not both")
+        given["ddof"] = given.pop("correction")
+    return given
 
 
 _SUMS = ("a", "axis", "dtype", "out", "keepdims", "initial", "where")

@@ -26,9 +26,9 @@ _CHOOSES = "it looks at all values to choose a dtype: numpy.real(x) and numpy.im
 _SHARED = "no two tensors share memory that a program sees: x is y says whether two are one"
 
 _BY_REASON: dict[str, str] = {
-    _WAITS: "trim_zeros unique unique_all unique_counts unique_inverse unique_values",
+    _WAITS: "trim_zeros",
     _SORTS: "argpartition argsort lexsort median nanmedian nanpercentile nanquantile partition"
-    " percentile quantile sort sort_complex intersect1d setdiff1d setxor1d union1d",
+    " percentile quantile sort sort_complex intersect1d setdiff1d setxor1d",
     _WRITES: "copyto fill_diagonal place put put_along_axis putmask",
     _ROOTS: "poly polydiv polyfit polymul roots poly1d",
     _OWN: "get_include info show_config show_runtime test getbufsize setbufsize busdaycalendar"

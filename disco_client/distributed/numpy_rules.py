@@ -148,6 +148,7 @@ def _counts(
     whole: Sequence[int] = (),
     tables: int = 0,
     named: Sequence[tuple[str, Any]] = (),
+    combine: str = "sum",
 ) -> Local:
     """What parts have of something, which adds up to what the whole has.
 
@@ -158,13 +159,14 @@ def _counts(
         whole: The axes of the elements that must be.
         tables: How many of the operands each worker has whole.
         named: What the function takes by name.
+        combine: What makes the whole of the parts, if it is no sum.
     """
     only_tensors(function, *operands)
     options = dict(named)
     first = len(operands) - tables
     letters = tuple(LOCAL_AXIS if axis in whole else f"a{axis}" for axis in range(operands[0].ndim))
     inputs = tuple(letters[: each.ndim] for each in operands[:first])
-    along = tuple((letter, "sum") for letter in letters if letter != LOCAL_AXIS)
+    along = tuple((letter, combine) for letter in letters if letter != LOCAL_AXIS)
     pattern = Pattern((*inputs, *_tables(operands[first:])), (LOCAL_AXIS,) * len(shape), along)
     dtype = _dtype(function, operands, options, tables, whole)
     return _local(function, pattern, TensorStructInfo(Shape(shape), dtype), options)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 __all__ = ["NUMPY_PARTS", "NumpyPart"]
 
 Array = Any
@@ -76,6 +78,26 @@ def _filtered(name: str) -> NumpyPart:
     return compute
 
 
+def _sort_part(xp: Any, x: Array) -> Array:
+    return xp.sort(x)
+
+
+def _first_ones(xp: Any, x: Array, *, equal_nan: bool) -> Array:
+    """Which of sorted elements are the first of equal ones."""
+    out = xp.ones(x.shape, bool)
+    out[1:] = x[1:] != x[:-1]
+    if equal_nan and x.dtype.kind in "fcmM":
+        out[1:] &= ~(xp.isnan(x[1:]) & xp.isnan(x[:-1]))
+    return out
+
+
+def _first_places(xp: Any, x: Array, places: Array, *, length: int) -> Array:
+    """Of each number below a length the least place at which it is; the largest integer if none."""
+    out = xp.full(max(length, 1), np.iinfo(np.int64).max)  # also for the client's one element
+    xp.minimum.at(out, x, places)
+    return out[:length]
+
+
 def _bincount(xp: Any, x: Array, *weights: Array, length: int) -> Array:
     return xp.bincount(x, *weights, minlength=length)
 
@@ -129,6 +151,9 @@ NUMPY_PARTS: Mapping[str, NumpyPart] = {
     "vander": _vander,
     "convolve": _filtered("convolve"),
     "correlate": _filtered("correlate"),
+    "sort_part": _sort_part,
+    "first_ones": _first_ones,
+    "first_places": _first_places,
     "bincount": _bincount,
     "histogram": _histogram,
     "histogram_edges": _histogram_edges,
