@@ -74,7 +74,7 @@ def _converted(value: Any, dtype: np.dtype[Any]) -> Any:
 
 def _chooses(x: DTensor, items: Sequence[Any], new: Any) -> bool:
     """Whether a mask alone says where, for values that do not depend on how often it is true."""
-    if len(items) != 1 or not is_mask(items[0]) or not np.ndim(items[0]):
+    if len(items) != 1 or not is_mask(items[0]) or isinstance(items[0], (bool, np.bool_)):
         return False
     return np.ndim(new) <= x.ndim - np.ndim(items[0])
 

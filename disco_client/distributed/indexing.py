@@ -78,7 +78,7 @@ def _is_mask_alone(items: Sequence[Any]) -> bool:
     """Whether a mask of the first axes is all that takes some."""
     rest = items[1:]
     alone = all(item is Ellipsis or (type(item) is slice and item == _ALL) for item in rest)
-    return alone and is_mask(items[0]) and np.ndim(items[0]) > 0
+    return alone and is_mask(items[0]) and not isinstance(items[0], (bool, np.bool_))
 
 
 def parsed(engine: Computing, x: DTensor, items: Sequence[Any]) -> Subscript:

@@ -24,6 +24,8 @@ __all__ = ["MASKED", "nonzero", "selected"]
 def selected(engine: Computing, x: DTensor, mask: Any) -> DTensor:
     """The elements where a mask of the first axes is true: ``x[mask]``.
 
+    A mask without axes takes the tensor once, or not at all.
+
     Args:
         engine: Computes.
         x: The tensor.
@@ -33,8 +35,10 @@ def selected(engine: Computing, x: DTensor, mask: Any) -> DTensor:
         OutOfBounds: The mask has another shape than these axes.
     """
     flags = array_of(mask)
+    if not flags.ndim:
+        return selected(engine, x[None], flags.reshape((1,)))
     shape = tuple(flags.shape)
-    if not shape or shape != tuple(x.shape[: len(shape)]):
+    if shape != tuple(x.shape[: len(shape)]):
         raise OutOfBounds(f"a mask of shape {shape} is for such axes, got {tuple(x.shape)}")
     if isinstance(flags, DTensor):
         engine.check_may_count()

@@ -77,6 +77,23 @@ def test_a_mask_beside_other_things_takes_what_numpy_takes(session, placement):
     same(x, whole)
 
 
+@pytest.mark.parametrize("placement", ["R", "S[0]", "P"])
+def test_a_mask_without_axes_takes_all_or_nothing(session, placement):
+    """With an axis in front that says which; and assigns to all elements, or to none."""
+    whole = np.arange(6.0).reshape(3, 2)
+    x = session.distribute(whole, placement=placement)
+    for position in (0, 5):
+        mask, flag = x[position // 2, position % 2] > 3, np.asarray(whole.flat[position] > 3)
+        same(x[mask], whole[flag])
+        same(x[flag], whole[flag])
+        y, wanted = x.at[mask].set(7), whole.copy()
+        wanted[flag] = 7
+        same(y, wanted)
+    number = session.distribute(np.asarray(5.0))
+    number[number > 3] = 1
+    same(number, np.asarray(1.0))
+
+
 def test_nothing_moves_where_the_mask_lies_beside_the_rows(session):
     """The parts are as unequal as the truth, which explain says."""
     whole = np.arange(40.0).reshape(20, 2)
@@ -105,7 +122,6 @@ def test_a_mask_of_the_client_is_not_waited_for(session):
     ("take", "text"),
     [
         (lambda x: x[x[:5] > 0], r"mask of shape \(5,\) is for such axes, got \(20,\)"),
-        (lambda x: x[x[0] > 0], r"mask of shape \(\) is for such axes"),
         (lambda x: np.nonzero(x[0]), r"numpy\.atleast_1d"),
         (lambda x: np.compress([[True]], x), "a condition of one axis"),
         (lambda x: np.compress([True] * 21, x), "condition of 21 is longer than axis 0"),
