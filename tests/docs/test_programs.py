@@ -23,9 +23,11 @@ from disco_client import distributed
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": 2,
+    "docs/arrays.md": 2,
     "docs/asyncio.md": 4,
     "docs/checkpoints.md": 2,
     "docs/coming-from-dask.md": 2,
+    "docs/coming-from-heat.md": 1,
     "docs/coming-from-ray.md": 2,
     "docs/coming-from-torch-distributed.md": 2,
     "docs/concepts.md": 1,
@@ -58,6 +60,7 @@ TYPED = {
 ELSEWHERE = {
     "docs/cli.md:train.py": "tests/disco_server/cli/test_run.py has a script with a session",
     "docs/coming-from-tvm.md:my_worker.py": "test_coming_from_tvm.py",
+    "docs/coming-from-heat.md:heat_mean.py": "needs Heat and MPI",
     "docs/functions.md:averaging.py": "tests/interop/test_docs.py",
     "docs/functions.md:program.py": "tests/interop/test_docs.py",
     "docs/llm.md:ask.py": "tests/llm/test_service.py asks with the same client",
