@@ -13,6 +13,7 @@ import numpy as np
 from disco_client.distributed.composites import Steps
 from disco_client.distributed.dtensor import Computing, DTensor
 from disco_client.distributed.indexing import POSITION, Subscript, is_mask, parsed
+from disco_client.distributed.masks import check_mask
 from disco_client.distributed.numpy_arguments import array_of
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -21,7 +22,7 @@ from disco_client.distributed.placement import (
     TensorStructInfo,
 )
 from disco_client.distributed.slices import Region, sliced
-from disco_client.errors import ConfigError, DtypeError, OutOfBounds
+from disco_client.errors import ConfigError, DtypeError
 
 __all__ = ["assign", "updated"]
 
@@ -87,8 +88,10 @@ def _masked(
 ) -> tuple[Region, list[Any], tuple[int, ...]]:
     flags = array_of(mask)
     shape = tuple(flags.shape)
-    if shape != tuple(x.shape[: len(shape)]):
-        raise OutOfBounds(f"a mask of shape {shape} is for such axes, got {tuple(x.shape)}")
+    check_mask(shape, x)
+    if shape != tuple(x.shape[: len(shape)]):  # which is true nowhere
+        shape = (1,) * len(shape)
+        flags = np.zeros(shape, bool)
     _check_values(new, x.shape[len(shape) :])
     wide = np.reshape(flags, (*shape, *(1,) * (x.ndim - len(shape))))
     values = _with_axes(new, x.ndim)

@@ -18,7 +18,7 @@ from disco_client.distributed.placement import Placement, PlacementSpec
 from disco_client.distributed.slices import rows_along, whole_along
 from disco_client.errors import ConfigError, OutOfBounds
 
-__all__ = ["MASKED", "nonzero", "selected"]
+__all__ = ["MASKED", "check_mask", "nonzero", "selected"]
 
 
 def selected(engine: Computing, x: DTensor, mask: Any) -> DTensor:
@@ -38,8 +38,9 @@ def selected(engine: Computing, x: DTensor, mask: Any) -> DTensor:
     if not flags.ndim:
         return selected(engine, x[None], flags.reshape((1,)))
     shape = tuple(flags.shape)
-    if shape != tuple(x.shape[: len(shape)]):
-        raise OutOfBounds(f"a mask of shape {shape} is for such axes, got {tuple(x.shape)}")
+    check_mask(shape, x)
+    if shape != tuple(x.shape[: len(shape)]):  # of which nothing is taken
+        x = x[tuple(map(slice, shape))]
     if isinstance(flags, DTensor):
         engine.check_may_count()
     steps = Steps(engine)
@@ -56,6 +57,24 @@ def selected(engine: Computing, x: DTensor, mask: Any) -> DTensor:
         there = engine.distribute(known, lies.device_mesh, lies.placement)
         steps.keep(engine.compress(rows, there, known))
     return steps.result("getitem")
+
+
+def check_mask(shape: tuple[int, ...], x: DTensor) -> None:
+    """Makes sure that a mask is for the first axes of a tensor; as in numpy it may be empty.
+
+    Args:
+        shape: Of the mask.
+        x: The tensor.
+
+    Raises:
+        OutOfBounds: It has other extents.
+    """
+    extents = tuple(x.shape[: len(shape)])
+    fits = len(extents) == len(shape) and all(
+        mine in (0, whole) for mine, whole in zip(shape, extents, strict=True)
+    )
+    if not fits:
+        raise OutOfBounds(f"a mask of shape {shape} is for such axes, got {tuple(x.shape)}")
 
 
 def _split_once(steps: Steps, rows: DTensor) -> DTensor:

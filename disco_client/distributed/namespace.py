@@ -313,7 +313,8 @@ class ArrayNamespace(StandardNamespace):
         (diagonal,) = integers(name, (offset,))
         kind = np.dtype("float64") if dtype is None else dtype_from_name(dtype)
         info = self._info([max(0, extent) for extent in extents], kind, placement, device)
-        return self._engine.create(name, info, diagonal)
+        most = sum(info.tensor_sinfo.shape)  # beyond which all diagonals are alike
+        return self._engine.create(name, info, min(max(diagonal, -most), most))
 
     def indices(
         self,

@@ -77,6 +77,18 @@ def test_a_mask_beside_other_things_takes_what_numpy_takes(session, placement):
     same(x, whole)
 
 
+def test_an_empty_mask_takes_nothing(session):
+    """Of axes that are longer, as numpy has it; and nothing is assigned."""
+    whole = np.arange(6.0).reshape(3, 2)
+    x = session.distribute(whole, placement="S[0]")
+    for shape in ((0,), (0, 2), (3, 0)):
+        mask = np.zeros(shape, bool)
+        for each in (mask, session.distribute(mask, placement="R")):
+            same(x[each], whole[mask])
+            x[each] = 7
+    same(x, whole)
+
+
 @pytest.mark.parametrize("placement", ["R", "S[0]", "P"])
 def test_a_mask_without_axes_takes_all_or_nothing(session, placement):
     """With an axis in front that says which; and assigns to all elements, or to none."""

@@ -50,6 +50,7 @@ MADE = {
     "linspace, equal ends": lambda m, **o: m.linspace(2.5, 2.5, 5, **o),
     "eye": lambda m, **o: m.eye(5, **o),
     "eye, oblong": lambda m, **o: m.eye(3, 5, 1, dtype="int16", **o),
+    "eye, far from the diagonal": lambda m, **o: m.eye(3, k=1 << 63, **o),
     "identity": lambda m, **o: m.identity(4, **o),
     "tri": lambda m, **o: m.tri(4, 6, -1, **o),
 }

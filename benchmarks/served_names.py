@@ -2,7 +2,7 @@
 
 A name counts where a call of it with distributed arguments agrees with numpy: the calls stand in
 ``tests/support/numpy_examples.py``, and the names, with the sections of Heat's coverage table,
-in ``numpy_names.txt`` beside this file.
+in ``served_names.txt`` beside this file.
 
 Exit code 0; 1 with ``--at-least`` where fewer of the first section are served.
 """
@@ -49,7 +49,7 @@ def sections() -> dict[str, list[str]]:
     """The names by their sections."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
-    for line in (HERE / "numpy_names.txt").read_text().splitlines():
+    for line in (HERE / "served_names.txt").read_text().splitlines():
         if line.startswith("## "):
             names = found.setdefault(line.removeprefix("## "), [])
         elif line and not line.startswith("#"):
