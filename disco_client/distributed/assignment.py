@@ -14,7 +14,7 @@ from disco_client.distributed.composites import Steps
 from disco_client.distributed.dtensor import Computing, DTensor
 from disco_client.distributed.indexing import POSITION, Subscript, is_mask, parsed
 from disco_client.distributed.masks import check_mask
-from disco_client.distributed.numpy_arguments import array_of
+from disco_client.distributed.numpy_arguments import array_of, as_dtype
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -22,7 +22,7 @@ from disco_client.distributed.placement import (
     TensorStructInfo,
 )
 from disco_client.distributed.slices import Region, sliced
-from disco_client.errors import ConfigError, DtypeError
+from disco_client.errors import ConfigError
 
 __all__ = ["assign", "updated"]
 
@@ -57,20 +57,10 @@ def _written(
 
 
 def _converted(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Values in a tensor's dtype; numbers must be among those that it has.
-
-    Raises:
-        DtypeError: They cannot become that.
-    """
-    try:
-        if not hasattr(value, "dtype"):
-            return np.asarray(value, dtype)
-        new = array_of(value)
-        return new if new.dtype == dtype else new.astype(dtype)
-    except (OverflowError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise DtypeError(f"{value!r} cannot become {dtype}: {error}") from None
+    """Values in a tensor's dtype."""
+    if isinstance(value, DTensor):
+        return value if value.dtype == dtype else value.astype(dtype)
+    return as_dtype(value, dtype)
 
 
 def _chooses(x: DTensor, items: Sequence[Any], new: Any) -> bool:

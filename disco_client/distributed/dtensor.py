@@ -302,7 +302,10 @@ class ArrayLike(ABC):
             BufferError: The memory cannot be there, or the dtype is none of DLPack's.
         """
         del copy
-        return self.numpy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device}
+        # An older numpy knows the first one alone.
+        said: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        return self.numpy().__dlpack__(**said)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU, to which the elements come first."""
@@ -505,8 +508,15 @@ class DTensor(Handle, Distributed, ArrayLike):
 
     @property
     def mT(self) -> DTensor:  # noqa: N802  (numpy's name)
-        """With the last two axes in the opposite order."""
-        return np.matrix_transpose(self)  # type: ignore[return-value,arg-type]
+        """With the last two axes in the opposite order.
+
+        Raises:
+            ConfigError: There are fewer.
+        """
+        if self.ndim < 2:  # noqa: PLR2004
+            raise ConfigError(f"a matrix has at least two axes, got {tuple(self.shape)}")
+        axes = (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
+        return self._engine.call("transpose", self, axes=axes)
 
     @property
     def device(self) -> DeviceMesh:

@@ -15,7 +15,7 @@ from disco_client.distributed.array_api import NamespaceFunction, StandardNamesp
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.numpy_api import FUNCTIONS
-from disco_client.distributed.numpy_arguments import array_of
+from disco_client.distributed.numpy_arguments import array_of, as_dtype
 from disco_client.distributed.numpy_made import MADE
 from disco_client.distributed.numpy_refused import REFUSED, way_round
 from disco_client.distributed.numpy_ufuncs import is_served
@@ -52,10 +52,6 @@ _DATA = frozenset(
     ]
 )
 """Names of numpy's that compute with no tensor, and are numpy's own."""
-
-
-_PYTHONS = (bool, int, float, complex, list, tuple)
-"""Types of which numpy makes arrays of a dtype directly."""
 
 
 _OF_SEVERAL = frozenset(["concatenate", "stack", "vstack", "hstack", "dstack", "column_stack"])
@@ -155,7 +151,7 @@ class ArrayNamespace(StandardNamespace):
         kind = value.dtype if dtype is None else dtype_from_name(dtype)
         info = self._info(shape, kind, placement, device)
         if not value.ndim and not isinstance(value, DTensor):
-            return self._engine.create("full", info, np.asarray(value, kind))
+            return self._engine.create("full", info, as_dtype(fill_value, kind))
         shape = info.tensor_sinfo.shape
         plan = DTensorStructInfo(TensorStructInfo(shape, "bool"), info.device_mesh, info.placement)
         nowhere = self._engine.create("full", plan, np.False_)
@@ -471,10 +467,7 @@ class ArrayNamespace(StandardNamespace):
     ) -> DTensor:
         kind = None if dtype is None else dtype_from_name(dtype)
         if not isinstance(a, DTensor):
-            # A number that a dtype has not is refused, as by numpy, where it is none of an array.
-            plain = kind is not None and type(a) in _PYTHONS
-            host = np.asarray(a, kind) if plain else array_of(a)
-            host = host if kind is None else host.astype(kind, copy=False)
+            host = array_of(a) if kind is None else as_dtype(a, kind)
             info = self._info(host.shape, host.dtype, placement, device)
             return self._engine.distribute(host, info.device_mesh, info.placement)
         out = a if kind is None or kind == a.dtype else a.astype(kind)

@@ -7,15 +7,52 @@ from typing import Any
 import numpy as np
 
 from disco_client.distributed.dtensor import DTensor
-from disco_client.errors import ConfigError
+from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
+from disco_client.wire.values import shown
 
-__all__ = ["array_of", "has_nan", "no_out", "real_dtype", "unsaid"]
+__all__ = ["array_of", "as_dtype", "has_nan", "no_out", "real_dtype", "unsaid"]
 
 
 def array_of(operand: Any) -> Any:
     """An operand with a shape and a dtype: a distributed tensor, or an array of what else it is."""
     return operand if isinstance(operand, DTensor) else as_host_array(operand)
+
+
+def as_dtype(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array of a dtype; numbers of the program, which have none, must be among those it has.
+
+    Args:
+        value: An array, which is converted as numpy does, or numbers and lists of them.
+        dtype: The dtype.
+
+    Raises:
+        DtypeError: A number cannot become that.
+    """
+    if hasattr(value, "dtype"):
+        return as_host_array(value).astype(dtype, copy=False)
+    try:
+        _check_numbers(np.asarray(value), dtype)
+        return np.asarray(value, dtype)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise DtypeError(f"{shown(value)} cannot become {dtype}: {error}") from None
+
+
+def _check_numbers(given: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """Refuses text, and integers beyond a dtype, which before numpy 2 are taken modulo something.
+
+    Raises:
+        TypeError: It is text.
+        OverflowError: The dtype has not all of them.
+    """
+    if given.dtype.kind in "SU" and dtype.kind not in "mM":
+        msg = "it is text"
+        raise TypeError(msg)
+    if dtype.kind in "iu" and given.dtype.kind in "iuO" and given.size:
+        limits = np.iinfo(dtype)
+        if given.min() < limits.min or given.max() > limits.max:
+            msg = f"it has numbers from {limits.min} to {limits.max}"
+            raise OverflowError(msg)
 
 
 def no_out(name: str, out: object) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from disco_client.distributed.array_api import mesh_of
 from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor, several
+from disco_client.distributed.numpy_arguments import as_dtype
 from disco_client.distributed.ops import integers, normal_axes, normal_axis
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -246,7 +247,7 @@ def _filled_like(
     placement = a.placement.combined() if mesh == a.mesh else placement_on(mesh, a.info)
     kind = a.dtype if dtype is None else dtype_from_name(dtype)
     info = DTensorStructInfo(TensorStructInfo(a.shape, kind), mesh, placement)
-    return engine.create("full", info, np.asarray(value, kind)).explained_as(name)
+    return engine.create("full", info, as_dtype(value, kind)).explained_as(name)
 
 
 def _triangle(name: str, *, upper: bool) -> Callable[..., DTensor]:
