@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from disco_client.distributed import DTensor
 
-__all__ = ["EXAMPLES", "agrees", "check_call", "example_arrays", "outcome"]
+__all__ = ["EXAMPLES", "agrees", "check_call", "example_arrays", "outcome", "placed"]
 
 Example = Callable[[Any, Any], Any]
 """Takes numpy or a namespace, and the arrays, of the host or distributed."""
@@ -327,6 +327,15 @@ def outcome(name: str, session: Any, placement: str = "S[0]") -> str | None:
         return None if agrees(got, want) else f"got {got!r}, expected {want!r}"
     except Exception as error:  # noqa: BLE001  (whatever it is, the name is not served)
         return f"{type(error).__name__}: {error}"
+
+
+def placed(placements: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:
+    """Every placement with the first dtype, and the other dtypes split.
+
+    Where elements lie does not depend on their dtype, so not each has to lie everywhere.
+    """
+    first, *others = dtypes
+    return [(each, first) for each in placements] + [("S[0]", each) for each in others]
 
 
 def check_call(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy_examples import check_call
+from numpy_examples import check_call, placed
 
 from disco_client import ConfigError, DtypeError, ThreadedSession
 
@@ -59,8 +59,9 @@ def arrays(dtype):
     return [x, y]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int16"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("placement", "dtype"), placed(PLACEMENTS, ["float64", "float32", "int16"])
+)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("settled")

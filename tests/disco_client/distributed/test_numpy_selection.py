@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_examples import check_call
+from numpy_examples import check_call, placed
 
 from disco_client import ConfigError, DtypeError, OutOfBounds, RemoteError, ThreadedSession
 
@@ -73,8 +73,9 @@ def arrays(dtype):
     return [np.roll(y, 5), y]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "int16", "complex64"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("placement", "dtype"), placed(PLACEMENTS, ["float64", "float32", "int16", "complex64"])
+)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.usefixtures("settled")
