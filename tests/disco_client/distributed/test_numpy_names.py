@@ -1,6 +1,8 @@
 """numpy's names: each is served, as an example shows, or refused with the way round."""
 
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from numpy_examples import EXAMPLES, outcome
 
 from disco_client import ConfigError, ThreadedSession
 from disco_client.distributed.numpy_refused import REFUSED
+
+PAGE = Path(__file__).parents[3] / "docs" / "numpy-names.md"
 
 NO_FUNCTIONS = frozenset(
     [
@@ -48,6 +52,12 @@ def test_each_of_numpys_names_has_a_row():
 def test_no_name_is_both_served_and_refused():
     """The tables say one thing of each."""
     assert sorted(set(EXAMPLES) & set(REFUSED)) == []
+
+
+def test_the_page_lists_every_name():
+    """Where its result lies, or what to do instead; a script writes it."""
+    rows = re.findall(r"^\| `([\w.]+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted({*EXAMPLES, *REFUSED}), "benchmarks/served_names.py --page"
 
 
 @pytest.mark.parametrize("placement", ["R", "S[0]", "S[1]", "P"])
