@@ -1,7 +1,5 @@
 """Programs of numpy's calls, on tensors of any placement: as numpy computes them, and refuses."""
 
-import warnings
-
 import numpy as np
 import pytest
 from drawn_tensors import MESHES, indices, specs
@@ -181,13 +179,13 @@ def step(data, session, mesh, known):
 
 @given(data=st.data())
 @settings(max_examples=60)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("settled")
 def test_a_program_is_numpys(session, data):
     """Values, shapes, dtypes and which calls are refused; and no tensor changes another."""
     mesh = session.mesh(data.draw(st.sampled_from(MESHES)))
     known = [data.draw(pairs(session, mesh)) for _ in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(data.draw(st.integers(1, 12))):
-            step(data, session, mesh, known)
-        for each in known:
-            each.check()
+    for _ in range(data.draw(st.integers(1, 12))):
+        step(data, session, mesh, known)
+    for each in known:
+        each.check()
