@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from disco_client import ThreadedSession
 from disco_client.distributed import DTensor
@@ -101,10 +101,11 @@ def page() -> str:
 
 def _lies(made: Any) -> tuple[str, str]:
     """Where a result lies and what moved for it, as cells of a table."""
-    first = made[0] if isinstance(made, (list, tuple)) and made else made
+    is_several = isinstance(made, (list, tuple))
+    results: list[Any] = list(cast("Any", made)) if is_several else [made]
+    first, several = results[0] if results else None, len(results)
     if not isinstance(first, DTensor):
         return "at the client", ""
-    several = len(made) if isinstance(made, (list, tuple)) else 1
     lies = str(first.placement) + (f", {several} of them" if several > 1 else "")
     kinds = [
         str(step).split(" along ")[0].split(":")[0]
