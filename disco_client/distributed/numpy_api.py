@@ -12,7 +12,7 @@ import numpy as np
 from disco_client.distributed.composites import Composite
 from disco_client.distributed.dtensor import Computing, DTensor, several
 from disco_client.distributed.masks import MASKED, nonzero
-from disco_client.distributed.numpy_arguments import array_of, no_out, unsaid
+from disco_client.distributed.numpy_arguments import array_of, in_a_row, no_out, unsaid
 from disco_client.distributed.numpy_counts import COUNTS
 from disco_client.distributed.numpy_cumulative import CUMULATIVE
 from disco_client.distributed.numpy_differences import DIFFERENCES
@@ -95,7 +95,7 @@ def _take(
         raise ConfigError(f"numpy.take of distributed tensors has no mode {mode!r}")
     if axis is not None:
         return engine.call("take", a, indices, axis=axis)
-    return engine.call("take", _flat(engine, a), indices, axis=0)
+    return engine.call("take", in_a_row(engine.call, a), indices, axis=0)
 
 
 def _concatenate(
@@ -103,7 +103,7 @@ def _concatenate(
 ) -> DTensor:
     no_out("concatenate", out)
     if axis is None:
-        arrays, axis = [_flat(engine, each) for each in arrays], 0
+        arrays, axis = [in_a_row(engine.call, each) for each in arrays], 0
     return engine.call("concatenate", *arrays, axis=axis)
 
 
@@ -211,7 +211,7 @@ def _repeat(engine: Computing, a: DTensor, repeats: Any, axis: Any = None) -> DT
     counts = repeats.numpy() if isinstance(repeats, DTensor) else as_host_array(repeats)
     if counts.dtype.kind not in "biu" or (counts < 0).any():
         raise ConfigError(f"repeat: expected counts from 0, got {repeats!r}")
-    x, place = (_flat(engine, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
+    x, place = (in_a_row(engine.call, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
     if counts.size == 1:
         return engine.call("repeat", x, repeats=int(counts.reshape(())), axis=place)
     if counts.shape != (x.shape[place],):
@@ -281,12 +281,6 @@ def _squeeze(engine: Computing, a: DTensor, axis: Any = None) -> DTensor:
 
 def _ravel(engine: Computing, a: DTensor, order: str = "C") -> DTensor:
     return _reshape(engine, a, -1, order)
-
-
-def _flat(engine: Computing, array: Any) -> Any:
-    if isinstance(array, DTensor):
-        return engine.call("reshape", array, shape=(-1,))
-    return as_host_array(array).reshape(-1)
 
 
 def _shape(_engine: Computing, a: DTensor) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,24 @@ from disco_client.errors import ConfigError, DtypeError
 from disco_client.wire.host_arrays import as_host_array
 from disco_client.wire.values import shown
 
-__all__ = ["array_of", "as_dtype", "has_nan", "no_out", "real_dtype", "unsaid"]
+__all__ = ["array_of", "as_dtype", "has_nan", "in_a_row", "no_out", "real_dtype", "unsaid"]
 
 
 def array_of(operand: Any) -> Any:
     """An operand with a shape and a dtype: a distributed tensor, or an array of what else it is."""
     return operand if isinstance(operand, DTensor) else as_host_array(operand)
+
+
+def in_a_row(call: Callable[..., DTensor], operand: Any) -> Any:
+    """All elements of an operand along one axis.
+
+    Args:
+        call: Computes functions of distributed tensors: of an engine, or of steps.
+        operand: A distributed tensor, or what stands for an array.
+    """
+    if isinstance(operand, DTensor):
+        return call("reshape", operand, shape=(-1,))
+    return as_host_array(operand).reshape(-1)
 
 
 def as_dtype(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -9,20 +9,13 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, Steps, norm
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.numpy_arguments import array_of, no_out
+from disco_client.distributed.numpy_arguments import array_of, in_a_row, no_out
 from disco_client.distributed.ops import as_index, integers, normal_axes, normal_axis
 from disco_client.errors import ConfigError, OutOfBounds
-from disco_client.wire.host_arrays import as_host_array
 
 __all__ = ["PRODUCTS", "PRODUCT_UFUNCS"]
 
 _PLANE, _SPACE = 2, 3
-
-
-def _flat(steps: Steps, operand: Any) -> Any:
-    if isinstance(operand, DTensor):
-        return steps.call("reshape", operand, shape=(-1,))
-    return as_host_array(operand).reshape(-1)
 
 
 def _dot(engine: Computing, a: Any, b: Any, out: None = None) -> DTensor:
@@ -84,7 +77,7 @@ def _einsum(engine: Computing, subscripts: Any, *operands: Any, **options: Any) 
 def _outer(engine: Computing, a: Any, b: Any, out: None = None) -> DTensor:
     no_out("outer", out)
     steps = Steps(engine)
-    one, other = _flat(steps, a), _flat(steps, b)
+    one, other = in_a_row(steps.call, a), in_a_row(steps.call, b)
     column = one[:, None] if not isinstance(one, DTensor) else steps.keep(one[:, None])
     steps.call("multiply", column, other)
     return steps.result("outer")
@@ -119,7 +112,7 @@ def _conjugate(steps: Steps, operand: Any) -> Any:
 
 def _vdot(engine: Computing, a: Any, b: Any) -> DTensor:
     steps = Steps(engine)
-    one, other = _flat(steps, a), _flat(steps, b)
+    one, other = in_a_row(steps.call, a), in_a_row(steps.call, b)
     if one.shape != other.shape:
         raise ConfigError(f"vdot: {one.shape[0]} and {other.shape[0]} elements do not fit")
     steps.call("matmul", _conjugate(steps, one), other)

@@ -11,7 +11,7 @@ import numpy as np
 
 from disco_client.distributed.composites import Composite, Steps
 from disco_client.distributed.dtensor import Computing, DTensor, several
-from disco_client.distributed.numpy_arguments import array_of
+from disco_client.distributed.numpy_arguments import array_of, in_a_row
 from disco_client.distributed.numpy_rules import options_of
 from disco_client.distributed.ops import integers, normal_axis
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
@@ -24,13 +24,6 @@ _FEW_RUNS = 16
 """Of so many pieces what stays is put together; of more each element is taken by its position."""
 
 _BYTE = 8
-
-
-def _row(steps: Steps, x: Any) -> Any:
-    """All elements in a row."""
-    if isinstance(x, DTensor):
-        return steps.call("reshape", x, shape=(-1,))
-    return as_host_array(x).reshape(-1)
 
 
 def _host_mask(name: str, condition: Any) -> np.ndarray[Any, Any]:
@@ -98,7 +91,9 @@ def _removed(obj: Any, extent: int) -> np.ndarray[Any, Any]:
 
 def _delete(engine: Computing, arr: DTensor, obj: Any, axis: Any = None) -> DTensor:
     steps = Steps(engine)
-    x, place = (_row(steps, arr), 0) if axis is None else (arr, normal_axis(axis, arr.ndim))
+    x, place = (
+        (in_a_row(steps.call, arr), 0) if axis is None else (arr, normal_axis(axis, arr.ndim))
+    )
     stays = _removed(obj, x.shape[place])
     steps.keep(_kept(engine, steps, x, np.flatnonzero(stays), place))
     return steps.result("delete")
@@ -137,7 +132,9 @@ def _insert(engine: Computing, arr: Any, obj: Any, values: Any, axis: Any = None
     steps = Steps(engine)
     source = array_of(arr)
     x, place = (
-        (_row(steps, source), 0) if axis is None else (source, normal_axis(axis, source.ndim))
+        (in_a_row(steps.call, source), 0)
+        if axis is None
+        else (source, normal_axis(axis, source.ndim))
     )
     extent = x.shape[place]
     given = _insert_places(obj, extent)
@@ -193,7 +190,7 @@ def _resize(engine: Computing, a: DTensor, new_shape: Any) -> DTensor:
     if not a.size or not size:
         steps.keep(engine.namespace(a.mesh).zeros(shape, a.dtype))
         return steps.result("resize")
-    row = _row(steps, a)
+    row = in_a_row(steps.call, a)
     if size > a.size:
         row = steps.call("tile", row, reps=(-(-size // a.size),))
     if size != row.size:
@@ -213,7 +210,7 @@ def _take_along_axis(
     if axis is None:
         if places.ndim != 1:
             raise ConfigError("take_along_axis without an axis takes a vector of positions")
-        x, axis = _row(steps, x), 0
+        x, axis = in_a_row(steps.call, x), 0
     if x.ndim != places.ndim:
         raise ConfigError(
             f"take_along_axis: expected as many axes of positions as of elements, got"
@@ -350,7 +347,7 @@ def _bits(name: str) -> Composite:
         if bitorder not in ("big", "little"):
             raise ConfigError(f"{name}: expected 'big' or 'little', got {bitorder!r}")
         steps = Steps(engine)
-        x, place = (_row(steps, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
+        x, place = (in_a_row(steps.call, a), 0) if axis is None else (a, normal_axis(axis, a.ndim))
         options: dict[str, Any] = {"bitorder": bitorder}
         if name == "packbits":
             if count is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
+# A suite with a test for each outcome; the one that is expected to fail is one of these.
 SUITE = """
 import disco_xp as xp
 import pytest

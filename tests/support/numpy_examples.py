@@ -15,7 +15,7 @@ import numpy as np
 
 from disco_client.distributed import DTensor
 
-__all__ = ["EXAMPLES", "agrees", "check_call", "example_arrays", "outcome", "placed"]
+__all__ = ["EXAMPLES", "agrees", "check_call", "example_arrays", "matrices", "outcome", "placed"]
 
 Example = Callable[[Any, Any], Any]
 """Takes numpy or a namespace, and the arrays, of the host or distributed."""
@@ -327,6 +327,20 @@ def outcome(name: str, session: Any, placement: str = "S[0]") -> str | None:
         return None if agrees(got, want) else f"got {got!r}, expected {want!r}"
     except Exception as error:  # noqa: BLE001  (whatever it is, the name is not served)
         return f"{type(error).__name__}: {error}"
+
+
+def matrices(dtype: str, *, nan: bool = False) -> list[np.ndarray[Any, Any]]:
+    """Two matrices of 7 x 4 integers, the second one in order.
+
+    Args:
+        dtype: Of both.
+        nan: Whether the first one has some NaN, if the dtype does.
+    """
+    y = np.arange(-9, 19).reshape(7, 4).astype(dtype)
+    x = np.roll(y, 5)
+    if nan and x.dtype.kind in "fc":
+        x[1, 1:3] = x[4, 2] = np.nan
+    return [x, y]
 
 
 def placed(placements: Sequence[str], dtypes: Sequence[str]) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy_examples import check_call, placed
+from numpy_examples import check_call, matrices, placed
 
 from disco_client import ConfigError, DtypeError, ThreadedSession
 
@@ -52,13 +52,6 @@ def session():
         yield shared
 
 
-def arrays(dtype):
-    """Two matrices of integers, the second one in order."""
-    y = np.arange(-9, 19).reshape(7, 4).astype(dtype)
-    x = np.roll(y, 5)
-    return [x, y]
-
-
 @pytest.mark.parametrize(
     ("placement", "dtype"), placed(PLACEMENTS, ["float64", "float32", "int16"])
 )
@@ -67,7 +60,7 @@ def arrays(dtype):
 @pytest.mark.usefixtures("settled")
 def test_the_result_is_numpys(session, name, placement, dtype):
     """Values, shape and dtype, wherever the tensors lie; what numpy refuses is refused."""
-    check_call(session, CALLS[name], arrays(dtype), placement)
+    check_call(session, CALLS[name], matrices(dtype), placement)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +85,7 @@ def test_the_result_is_numpys(session, name, placement, dtype):
 )
 def test_what_does_not_fit_is_refused(session, call, error, text):
     """By its name, before anything is sent."""
-    x = session.distribute(arrays("float64")[0], placement="S[0]")
+    x = session.distribute(matrices("float64")[0], placement="S[0]")
     with pytest.raises(error, match=text):
         call(x)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy_examples import check_call, placed
+from numpy_examples import check_call, matrices, placed
 
 from disco_client import ConfigError, ThreadedSession
 
@@ -35,15 +35,6 @@ def session():
         yield shared
 
 
-def arrays(dtype):
-    """Two matrices, NaN in the first one where the dtype has it."""
-    y = np.arange(-9, 19).reshape(7, 4).astype(dtype)
-    x = np.roll(y, 5)
-    if x.dtype.kind in "fc":
-        x[1, 1:3] = x[4, 2] = np.nan
-    return [x, y]
-
-
 @pytest.mark.parametrize(
     ("placement", "dtype"), placed(PLACEMENTS, ["float64", "float32", "int16", "bool"])
 )
@@ -52,7 +43,7 @@ def arrays(dtype):
 @pytest.mark.usefixtures("settled")
 def test_the_result_is_numpys(session, name, placement, dtype):
     """Values, shape and dtype, wherever the tensors lie; what numpy refuses is refused."""
-    check_call(session, CALLS[name], arrays(dtype), placement)
+    check_call(session, CALLS[name], matrices(dtype, nan=True), placement)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +56,6 @@ def test_the_result_is_numpys(session, name, placement, dtype):
 )
 def test_what_does_not_fit_is_refused(session, call, error, text):
     """By its name, before anything is sent."""
-    x = session.distribute(arrays("float64")[0], placement="S[0]")
+    x = session.distribute(matrices("float64", nan=True)[0], placement="S[0]")
     with pytest.raises(error, match=text):
         call(x)

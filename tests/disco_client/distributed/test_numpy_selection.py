@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_examples import check_call, placed
+from numpy_examples import check_call, matrices, placed
 
 from disco_client import ConfigError, DtypeError, OutOfBounds, RemoteError, ThreadedSession
 
@@ -67,12 +67,6 @@ def session():
         yield shared
 
 
-def arrays(dtype):
-    """Two matrices of integers, the second one in order."""
-    y = np.arange(-9, 19).reshape(7, 4).astype(dtype)
-    return [np.roll(y, 5), y]
-
-
 @pytest.mark.parametrize(
     ("placement", "dtype"), placed(PLACEMENTS, ["float64", "float32", "int16", "complex64"])
 )
@@ -81,7 +75,7 @@ def arrays(dtype):
 @pytest.mark.usefixtures("settled")
 def test_the_result_is_numpys(session, name, placement, dtype):
     """Values, shape and dtype, wherever the tensors lie; what numpy refuses is refused."""
-    check_call(session, CALLS[name], arrays(dtype), placement)
+    check_call(session, CALLS[name], matrices(dtype), placement)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,7 @@ def test_the_result_is_numpys(session, name, placement, dtype):
 )
 def test_what_does_not_fit_is_refused(session, call, error, text):
     """By its name, before anything is sent."""
-    x = session.distribute(arrays("float64")[0], placement="S[0]")
+    x = session.distribute(matrices("float64")[0], placement="S[0]")
     with pytest.raises(error, match=text):
         call(x)
 
