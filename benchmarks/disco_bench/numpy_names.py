@@ -37,6 +37,8 @@ SIZES = (2, 4)
 """How many workers."""
 ROWS = 400_000
 _START_S, _ROUND_S, _END_S = 180.0, 180.0, 30.0
+_SETTLE_S = 0.1
+"""Before each turn: threads of BLAS go on for a while after a product, in case of another one."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _ENOUGH = 1.5
 """How many times one thread of numpy two workers must reach, where Heat's reach it."""
@@ -199,8 +201,8 @@ class _Turns:
         question = f"many {case.name} {count}"
         mine, *others = rotate(
             (
-                partial(_many, self._session, action, count),
-                *(partial(self._figure, question, peer) for peer in peers),
+                partial(_settled, partial(_many, self._session, action, count)),
+                *(partial(_settled, partial(self._figure, question, peer)) for peer in peers),
             ),
             rounds,
         )
@@ -221,6 +223,11 @@ class _Turns:
         except ChildFailed as error:
             self._reasons[peer] = " ".join(str(error).split())
             return None
+
+
+def _settled(figure: Callable[[], float]) -> float:
+    time.sleep(_SETTLE_S)
+    return figure()
 
 
 def _disco_kit(session: disco_client.Session, data: Any) -> ArrayKit:
