@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from disco_client.wire.equal_bins import count_equal_bins
+
 __all__ = ["NUMPY_PARTS", "NumpyPart"]
 
 Array = Any
@@ -114,7 +116,8 @@ def _histogram(
     if given:
         return xp.histogram(x, where[0], weights=weights)[0]
     (ends,) = _between(*where)
-    return xp.histogram(x, bins, range=ends, weights=weights)[0]
+    counts = count_equal_bins(x, bins, ends) if xp is np and weights is None else None
+    return xp.histogram(x, bins, range=ends, weights=weights)[0] if counts is None else counts
 
 
 def _histogram_edges(xp: Any, low: Array, high: Array, *, bins: int) -> Array:
