@@ -299,7 +299,7 @@ def _run(steps: Steps, x: DTensor, place: int, op: str) -> None:
 
 
 def _split(
-    engine: Computing, x: DTensor, sections: Any, *, axis: SupportsIndex = 0, uneven: bool = False
+    _engine: Computing, x: DTensor, sections: Any, *, axis: SupportsIndex = 0, uneven: bool = False
 ) -> list[DTensor]:
     """Several tensors, of which each worker takes what it has; what has to move moves once."""
     place = normal_axis(axis, x.ndim)
@@ -309,7 +309,7 @@ def _split(
         x = x.redistribute(whole_along(x.info, (place,)))
         moved.append(x)
     before = (slice(None),) * place
-    pieces = [engine.getitem(x, (*before, slice(*each))) for each in bounds]
+    pieces = [x[*before, slice(*each)] for each in bounds]
     return [piece.explained_as("split", *moved) for piece in pieces]
 
 

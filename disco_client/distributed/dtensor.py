@@ -15,6 +15,7 @@ from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.ops import as_index
 from disco_client.distributed.placement import placement_on
 from disco_client.distributed.redistribute import RedistributionPlan
+from disco_client.distributed.slices import taken_by
 from disco_client.errors import ConfigError
 from disco_client.notebook import html_of
 from disco_client.wire.partition import length_of
@@ -765,7 +766,15 @@ class DTensor(Handle, Distributed, ArrayLike):
 
     def __getitem__(self, items: Any) -> DTensor:
         """Parts by numbers, slices, ``...`` and ``None``; steps are those of numpy."""
-        return self._engine.getitem(self, items)
+        # Slices from here: each call on the way to the command costs the client time.
+        shape = self.info.tensor_sinfo.shape
+        found = taken_by(
+            shape,
+            items if isinstance(items, tuple) else (items,),  # pyright: ignore[reportUnknownArgumentType]
+        )
+        if found is None:
+            return self._engine.getitem(self, items)
+        return self._engine.take_slices(self, *found)
 
     def __setitem__(self, items: Any, value: Any) -> None:
         """Gives parts other values: ``x[1:3] = y``, ``x[0, 0] = 1``, ``x[mask] = 0``.
@@ -939,7 +948,7 @@ class TensorUpdate:
 
     def get(self) -> DTensor:
         """What is there: ``x[items]``."""
-        return self._engine.getitem(self._tensor, self._items)
+        return self._tensor[self._items]
 
     def set(self, value: Any) -> DTensor:
         """With values in place of what is there; of equal positions the last one counts."""

@@ -12,6 +12,7 @@ from disco_client.distributed.dtensor import Computing, DTensor
 from disco_client.distributed.masks import nonzero, selected
 from disco_client.distributed.ops import as_index
 from disco_client.distributed.placement import Placement, PlacementSpec
+from disco_client.distributed.slices import Bounds, taken_by
 from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 
@@ -63,11 +64,6 @@ class Subscript(NamedTuple):
 def getitem(engine: Computing, x: DTensor, items: Any) -> DTensor:
     """What stands between brackets: numbers, slices, ``...``, None, positions and masks."""
     given = cast("tuple[Any, ...]", items) if isinstance(items, tuple) else (items,)
-    for item in given:
-        if type(item) is not slice:
-            break
-    else:
-        return engine.take_slices(x, *_cut(x, given))
     if _is_mask_alone(given):
         return selected(engine, x, given[0])
     index = parsed(engine, x, given)
@@ -76,6 +72,8 @@ def getitem(engine: Computing, x: DTensor, items: Any) -> DTensor:
 
 def _is_mask_alone(items: Sequence[Any]) -> bool:
     """Whether a mask of the first axes is all that takes some."""
+    if not items:
+        return False
     rest = items[1:]
     alone = all(item is Ellipsis or (type(item) is slice and item == _ALL) for item in rest)
     return alone and is_mask(items[0]) and not isinstance(items[0], (bool, np.bool_))
@@ -119,7 +117,7 @@ def parsed(engine: Computing, x: DTensor, items: Sequence[Any]) -> Subscript:
     if taken and advanced[-1][0] - advanced[0][0] < len(advanced):
         front = advanced[0][1]
     spread = tuple(ids[0].shape) if ids else ()
-    axes, bounds = _cut(x, tuple(slices))
+    axes, bounds = cast("Bounds", taken_by(x.shape, slices))
     counts = dict(zip(axes, bounds[1::3], strict=True))
     shape = [1 if axis == NEW else counts.get(axis, x.shape[axis]) for axis in dims]
     return Subscript(
@@ -139,23 +137,6 @@ def is_mask(item: Any) -> bool:
         found = item if isinstance(item, DTensor) else np.asarray(cast("Any", item))
         return found.dtype.kind == "b"
     return False
-
-
-def _cut(x: DTensor, items: tuple[_Slice, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of which slices do not take all, and of each the first, how many, and the step."""
-    shape = x.shape
-    if len(items) > len(shape):
-        _refuse_index(x, items)
-    axes: tuple[int, ...] = ()
-    bounds: tuple[int, ...] = ()
-    for axis, item in enumerate(items):
-        extent = shape[axis]
-        start, stop, step = item.indices(extent)
-        count = len(range(start, stop, step))
-        if count != extent or step < 0:
-            axes = (*axes, axis)
-            bounds += (start, count, step) if count else (0, 0, 1)
-    return axes, bounds
 
 
 def _refuse_index(x: DTensor, items: object) -> NoReturn:

@@ -86,9 +86,7 @@ def _unwrap(
     place = normal_axis(axis, p.ndim)
     steps = Steps(engine)
     before = (slice(None),) * place
-    later, earlier = (
-        steps.keep(engine.getitem(p, (*before, each))) for each in (slice(1, None), slice(None, -1))
-    )
+    later, earlier = (steps.keep(p[*before, each]) for each in (slice(1, None), slice(None, -1)))
     apart = steps.call("subtract", later, earlier)
     kind = np.result_type(apart.dtype, period)
     half, odd = divmod(period, 2) if kind.kind in "iu" else (period / 2, 0)
@@ -105,7 +103,7 @@ def _unwrap(
     step = steps.call("subtract", near, apart)
     correction = steps.call("where", small, step.dtype.type(0), step)
     moved = steps.call("add", later, steps.call("cumsum", correction, axis=place))
-    first = steps.keep(engine.getitem(p, (*before, slice(None, 1))))
+    first = steps.keep(p[*before, slice(None, 1)])
     steps.call(
         "concatenate",
         *(steps.call("cast", each, dtype=kind) for each in (first, moved)),

@@ -16,8 +16,8 @@ from disco_client.errors import ConfigError, DtypeError
 __all__ = ["DIFFERENCES"]
 
 
-def _along(steps: Steps, engine: Computing, x: DTensor, axis: int, item: slice) -> DTensor:
-    return steps.keep(engine.getitem(x, (*(slice(None),) * axis, item)))
+def _along(steps: Steps, x: DTensor, axis: int, item: slice) -> DTensor:
+    return steps.keep(x[*(slice(None),) * axis, item])
 
 
 def _spacing(name: str, given: Any, extent: int) -> Any:
@@ -84,18 +84,18 @@ def _slope(engine: Computing, f: DTensor, axis: int, apart: Any, order: int) -> 
     both, single = (slice(2, None), slice(None, -2)), not np.ndim(apart)
     ends = (apart, apart) if single else (apart[0], apart[-1])
     if order == 1:
-        first = _quotient(steps, engine, x, axis, (slice(1, 2), slice(0, 1)), ends[0])
-        last = _quotient(steps, engine, x, axis, (slice(-1, None), slice(-2, -1)), ends[1])
+        first = _quotient(steps, x, axis, (slice(1, 2), slice(0, 1)), ends[0])
+        last = _quotient(steps, x, axis, (slice(-1, None), slice(-2, -1)), ends[1])
     else:
         pairs = ((apart, apart),) * 2 if single else (apart[:2], apart[-2:])
-        first = _weighed(steps, engine, x, axis, _first_weights(*pairs[0]))
-        last = _weighed(steps, engine, x, axis, _last_weights(*pairs[1]))
+        first = _weighed(steps, x, axis, _first_weights(*pairs[0]))
+        last = _weighed(steps, x, axis, _last_weights(*pairs[1]))
     parts = [first, last]
     if x.shape[axis] > 2:  # noqa: PLR2004
         within = (
-            _quotient(steps, engine, x, axis, both, 2 * apart)
+            _quotient(steps, x, axis, both, 2 * apart)
             if single
-            else _weighed(steps, engine, x, axis, _inner_weights(apart[:-1], apart[1:]))
+            else _weighed(steps, x, axis, _inner_weights(apart[:-1], apart[1:]))
         )
         parts.insert(1, within)
     steps.call("concatenate", *parts, axis=axis)
@@ -104,21 +104,19 @@ def _slope(engine: Computing, f: DTensor, axis: int, apart: Any, order: int) -> 
     return steps.result("gradient")
 
 
-def _quotient(
-    steps: Steps, engine: Computing, x: DTensor, axis: int, items: Any, apart: Any
-) -> DTensor:
-    later, earlier = (_along(steps, engine, x, axis, item) for item in items)
+def _quotient(steps: Steps, x: DTensor, axis: int, items: Any, apart: Any) -> DTensor:
+    later, earlier = (_along(steps, x, axis, item) for item in items)
     return steps.call("true_divide", steps.call("subtract", later, earlier), float(apart))
 
 
-def _weighed(steps: Steps, engine: Computing, x: DTensor, axis: int, weights: _Weighed) -> DTensor:
+def _weighed(steps: Steps, x: DTensor, axis: int, weights: _Weighed) -> DTensor:
     """The sum of slices, each times its weight."""
     shape = [1] * x.ndim
     shape[axis] = -1
     parts = [
         steps.call(
             "multiply",
-            _along(steps, engine, x, axis, item),
+            _along(steps, x, axis, item),
             np.reshape(np.asarray(weight), shape),
         )
         for weight, item in weights
@@ -159,8 +157,8 @@ def _ediff1d(engine: Computing, ary: DTensor, to_end: Any = None, to_begin: Any 
             raise DtypeError(f"ediff1d: {each.dtype} does not become {ary.dtype}")
     apart = steps.call(
         "subtract",
-        _along(steps, engine, row, 0, slice(1, None)),
-        _along(steps, engine, row, 0, slice(None, -1)),
+        _along(steps, row, 0, slice(1, None)),
+        _along(steps, row, 0, slice(None, -1)),
     )
     front, back = (
         [] if each is None else [np.reshape(each.astype(ary.dtype), (-1,))] for each in ends

@@ -88,7 +88,7 @@ def _polyder(engine: Computing, p: DTensor, m: SupportsIndex = 1) -> DTensor:
     out = _vector("polyder", p)
     for _ in range(times):
         degree = out.shape[0] - 1
-        rest = steps.keep(engine.getitem(out, slice(None, -1)))
+        rest = steps.keep(out[slice(None, -1)])
         out = steps.call("multiply", rest, np.arange(max(degree, 0), 0, -1))
     return steps.result("polyder") if times else p.__copy__()
 

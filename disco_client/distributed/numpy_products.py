@@ -208,10 +208,10 @@ def _diagonal(
     items: list[Any] = [slice(None)] * a.ndim
     items[one], items[other] = slice(max(-by, 0), None), slice(max(by, 0), None)
     steps = Steps(engine)
-    part = steps.keep(engine.getitem(a, tuple(items)))
+    part = steps.keep(a[tuple(items)])
     count = min(part.shape[one], part.shape[other])
     items[one] = items[other] = slice(count)
-    part = steps.keep(engine.getitem(part, tuple(items)))
+    part = steps.keep(part[tuple(items)])
     letters = string.ascii_lowercase
     rest = "".join(letters[at] for at in range(a.ndim) if at not in (one, other))
     each = "".join("z" if at in (one, other) else letters[at] for at in range(a.ndim))

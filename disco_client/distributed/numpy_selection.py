@@ -40,20 +40,16 @@ def _host_mask(name: str, condition: Any) -> np.ndarray[Any, Any]:
     return as_host_array(condition).astype(bool).reshape(-1)
 
 
-def _kept(
-    engine: Computing, steps: Steps, x: DTensor, places: np.ndarray[Any, Any], axis: int
-) -> DTensor:
+def _kept(steps: Steps, x: DTensor, places: np.ndarray[Any, Any], axis: int) -> DTensor:
     """The elements at increasing positions; those that are neighbours stay where they are."""
     before = (slice(None),) * axis
     numbered: Any = enumerate(places.tolist())
     runs: list[Any] = [list(run) for _, run in groupby(numbered, _before_it)]
     if len(runs) > _FEW_RUNS:
         return steps.call("take", x, places, axis=axis)
-    pieces = [
-        steps.keep(engine.getitem(x, (*before, slice(run[0][1], run[-1][1] + 1)))) for run in runs
-    ]
+    pieces = [steps.keep(x[*before, slice(run[0][1], run[-1][1] + 1)]) for run in runs]
     if not pieces:
-        pieces = [steps.keep(engine.getitem(x, (*before, slice(0, 0))))]
+        pieces = [steps.keep(x[*before, slice(0, 0)])]
     return pieces[0] if len(pieces) == 1 else steps.call("concatenate", *pieces, axis=axis)
 
 
@@ -95,7 +91,7 @@ def _delete(engine: Computing, arr: DTensor, obj: Any, axis: Any = None) -> DTen
         (in_a_row(steps.call, arr), 0) if axis is None else (arr, normal_axis(axis, arr.ndim))
     )
     stays = _removed(obj, x.shape[place])
-    steps.keep(_kept(engine, steps, x, np.flatnonzero(stays), place))
+    steps.keep(_kept(steps, x, np.flatnonzero(stays), place))
     return steps.result("delete")
 
 
@@ -148,9 +144,7 @@ def _insert(engine: Computing, arr: Any, obj: Any, values: Any, axis: Any = None
     if isinstance(x, DTensor) and len(set(sorted_places.tolist())) <= 1:
         at = int(sorted_places[0]) if count else 0
         before = (slice(None),) * place
-        front, back = (
-            steps.keep(engine.getitem(x, (*before, each))) for each in (slice(at), slice(at, None))
-        )
+        front, back = (steps.keep(x[*before, each]) for each in (slice(at), slice(at, None)))
         steps.call("concatenate", front, new, back, axis=place)
         return steps.result("insert")
     both = steps.call("concatenate", x, new, axis=place)
@@ -194,7 +188,7 @@ def _resize(engine: Computing, a: DTensor, new_shape: Any) -> DTensor:
     if size > a.size:
         row = steps.call("tile", row, reps=(-(-size // a.size),))
     if size != row.size:
-        row = steps.keep(engine.getitem(row, slice(size)))
+        row = steps.keep(row[slice(size)])
     steps.call("reshape", row, shape=shape)
     return steps.result("resize")
 

@@ -58,10 +58,10 @@ def _matrix_transpose(engine: Computing, x: DTensor) -> DTensor:
     return engine.call("transpose", x, axes=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def _flip(engine: Computing, m: DTensor, axis: Any = None) -> DTensor:
+def _flip(_engine: Computing, m: DTensor, axis: Any = None) -> DTensor:
     axes = normal_axes(axis, m.ndim)
     items = [slice(None, None, -1) if at in axes else slice(None) for at in range(m.ndim)]
-    return engine.getitem(m, tuple(items)).explained_as("flip")
+    return m[tuple(items)].explained_as("flip")
 
 
 def _flipped(name: str, axis: int) -> Composite:
@@ -108,7 +108,7 @@ def _roll(engine: Computing, a: DTensor, shift: Any, axis: Any = None) -> DTenso
         extent = out.shape[at]
         if extent and by % extent:
             ends = slice(-(by % extent), None), slice(None, -(by % extent))
-            parts = [engine.getitem(out, (*(slice(None),) * at, end)) for end in ends]
+            parts = [out[*(slice(None),) * at, end] for end in ends]
             out = steps.call("concatenate", *parts, axis=at)
     if out is a:
         steps.keep(a.redistribute(a.placement))
@@ -137,8 +137,8 @@ def _diff(
     out = steps.call("concatenate", *front, a, *back, axis=place) if front or back else a
     before = (slice(None),) * place
     for _ in range(times):
-        later = steps.keep(engine.getitem(out, (*before, slice(1, None))))
-        earlier = steps.keep(engine.getitem(out, (*before, slice(None, -1))))
+        later = steps.keep(out[*before, slice(1, None)])
+        earlier = steps.keep(out[*before, slice(None, -1)])
         out = steps.call("not_equal" if a.dtype.kind == "b" else "subtract", later, earlier)
     if out is a:
         steps.keep(a.redistribute(a.placement))
@@ -199,12 +199,12 @@ def _widened(engine: Computing, array: Any, count: int) -> Any:
     return np.reshape(array, wide)
 
 
-def _unstack(engine: Computing, x: DTensor, axis: SupportsIndex = 0) -> tuple[DTensor, ...]:
+def _unstack(_engine: Computing, x: DTensor, axis: SupportsIndex = 0) -> tuple[DTensor, ...]:
     if x.ndim == 0:
         raise ConfigError("unstack needs at least one axis")
     place = normal_axis(axis, x.ndim)
     before = (slice(None),) * place
-    return tuple(engine.getitem(x, (*before, at)) for at in range(x.shape[place]))
+    return tuple(x[*before, at] for at in range(x.shape[place]))
 
 
 def _append(engine: Computing, arr: Any, values: Any, axis: Any = None) -> DTensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from disco_client.distributed.placement import (
     DTensorStructInfo,
@@ -20,6 +20,7 @@ from disco_client.distributed.placement import (
 from disco_client.wire.partition import Intervals, Progression, coordinate_of, taken
 
 __all__ = [
+    "Bounds",
     "Region",
     "appended",
     "compressed",
@@ -29,8 +30,31 @@ __all__ = [
     "rows_along",
     "sliced",
     "split_along",
+    "taken_by",
     "whole_along",
 ]
+
+
+Bounds: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""The axes of which not all is taken, and of each the first index, how many, and the step."""
+
+
+def taken_by(shape: Sequence[int], items: Sequence[Any]) -> Bounds | None:
+    """What slices take of a tensor; None if there is something else than slices, or too many."""
+    axes: tuple[int, ...] = ()
+    bounds: tuple[int, ...] = ()
+    axis = 0
+    for item in items:
+        if type(item) is not slice or axis == len(shape):
+            return None
+        extent = shape[axis]
+        start, stop, step = item.indices(extent)
+        count = stop - start if step == 1 else len(range(start, stop, step))
+        if count != extent or step < 0:
+            axes += (axis,)
+            bounds += (start, count, step) if count > 0 else (0, 0, 1)
+        axis += 1  # noqa: SIM113  (which takes longer)
+    return axes, bounds
 
 
 class Region(NamedTuple):
