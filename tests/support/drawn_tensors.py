@@ -38,13 +38,17 @@ def specs(draw, shape, count):
 
 @st.composite
 def tensors(draw, session, shape, mesh):
-    """A distributed tensor of this shape, and the same as an array."""
+    """A distributed tensor of this shape, in parts of either order, and the same as an array."""
     whole = np.arange(1.0, 1 + np.prod(shape, dtype=int)).reshape(shape)
-    placement = Placement([draw(specs(shape, count)) for count in mesh.shape])
+    turned = draw(st.booleans())
+    laid = whole.T if turned else whole
+    placement = Placement([draw(specs(laid.shape, count)) for count in mesh.shape])
     try:
-        return session.distribute(whole, mesh, placement), whole
+        x = session.distribute(laid, mesh, placement)
     except ConfigError:  # an axis in given parts is split twice
         assume(False)
+    else:
+        return (x.T if turned else x), whole
 
 
 def shapes(least=0):

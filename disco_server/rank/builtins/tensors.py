@@ -598,7 +598,8 @@ def _arg(name: str) -> Local:
 
 
 def _transpose(xp: Any, x: Array, *, axes: Sequence[int]) -> Array:
-    return _contiguous(xp, xp.transpose(x, tuple(axes)))
+    # A view: a product of matrices reads it as it lies, and a copy would cost more than that.
+    return xp.transpose(x, tuple(axes))
 
 
 def _reshape(xp: Any, x: Array, *, shape: Sequence[int]) -> Array:

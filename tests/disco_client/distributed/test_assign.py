@@ -118,6 +118,10 @@ def test_values_go_into_the_memory_of_the_target():
         del view
         session.assign({"x": target}, {"x": target})
         np.testing.assert_array_equal(target.numpy(), np.full((64, 1024), 2))
+        turned = target.T
+        session.assign({"x": turned}, {"x": source.T})
+        np.testing.assert_array_equal(turned.numpy(), np.ones((1024, 64)))
+        np.testing.assert_array_equal(target.numpy(), np.full((64, 1024), 2))
 
 
 ALIKE = {

@@ -120,7 +120,16 @@ def test_every_name_of_the_tensor_sees_it_and_no_other_tensor(session):
     whole = np.arange(12.0).reshape(4, 3)
     x = session.distribute(whole, placement="S[0]")
     name, ref = x, x.ref
-    others = [x[1:], x[:], x.reshape(12), copy.copy(x), x.redistribute("S[0]"), np.ravel(x), +x]
+    others = [
+        x[1:],
+        x[:],
+        x.T,
+        x.reshape(12),
+        copy.copy(x),
+        x.redistribute("S[0]"),
+        np.ravel(x),
+        +x,
+    ]
     held = [other.numpy() for other in others]
     x[1:, 1] = -1
     whole[1:, 1] = -1
@@ -130,6 +139,19 @@ def test_every_name_of_the_tensor_sees_it_and_no_other_tensor(session):
         same(other, before)
     np.testing.assert_array_equal(np.concatenate(ref.get_all()), np.arange(12.0).reshape(4, 3))
     assert "setitem" in x.explain()
+
+
+def test_a_transposed_tensor_is_assigned_values_alone(session):
+    """Whichever of the two is assigned them, and when the other is gone, too."""
+    whole = np.arange(12.0).reshape(4, 3)
+    x = session.distribute(whole, placement="S[0]")
+    turned = x.T
+    turned[0] = -1
+    same(x, whole)
+    del x
+    turned[1:, 2] = -2
+    whole[:, 0], whole[2, 1:] = -1, -2
+    same(turned, whole.T)
 
 
 @disco_server.register_func("tests.assignment.address")

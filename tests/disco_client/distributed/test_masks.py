@@ -1,12 +1,14 @@
 """What is taken by the truth of elements: as numpy's, and it stays where it is."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from drawn_tensors import MESHES, moved, same, shapes, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_client import CaptureError, ConfigError, ThreadedSession
+from disco_client import CaptureError, ConfigError, ThreadedSession, WouldBlock
 from disco_client.distributed import Placement, PlacementSpec
 
 
@@ -152,3 +154,21 @@ def test_parts_that_overlap_are_refused_by_name(session):
     x = session.distribute(np.arange(8.0), placement=Placement([spec]))
     with pytest.raises(ConfigError, match="taking by a mask has no rule for a tensor that lies as"):
         x[np.arange(8) > 1]
+
+
+def test_in_an_event_loop_what_a_mask_takes_is_awaited():
+    """By the line that the error names; for a mask of the client's nothing is waited for."""
+    whole = np.arange(20.0)
+
+    async def program():
+        async with await asyncio.to_thread(ThreadedSession, 2) as session:
+            x = session.distribute(whole, placement="S[0]")
+            known = x[whole > 3]
+            with pytest.raises(WouldBlock, match=r"await asyncio.to_thread\(x.__getitem__, mask\)"):
+                _ = x[x > 3]
+            found = await asyncio.to_thread(x.__getitem__, x > 3)
+            (places,) = await asyncio.to_thread(np.nonzero, x > 17)
+            return await known, await found, await places
+
+    for found, wanted in zip(asyncio.run(program()), (whole[4:], whole[4:], [18, 19]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
