@@ -92,6 +92,24 @@ def check_session(
     check_timeout(timeout)
 
 
+def workers_asked(num_workers: object) -> tuple[int, int]:
+    """How many workers are asked for at least and at most: a number, or a pair of them.
+
+    Raises:
+        ConfigError: It is neither, or the second one is smaller.
+    """
+    if not isinstance(num_workers, tuple):
+        least = _integer("num_workers", num_workers)
+        return least, least
+    given = cast("tuple[object, ...]", num_workers)
+    if len(given) == 2:  # noqa: PLR2004  (a pair)
+        least, most = (_integer("num_workers", each) for each in given)
+        if least <= most:
+            return least, most
+    msg = f"expected num_workers as a number or as (at least, at most), got {num_workers!r}"
+    raise ConfigError(msg)
+
+
 def check_timeout(timeout: float) -> None:
     """Refuses a time in which no session can be reached.
 

@@ -211,11 +211,11 @@ class Batches:
         self.oldest = self.leaving = self.filling = _Batch(last + 1)
         self.newest = last
 
-    def restart(self) -> int:
+    def restart(self, num_workers: int) -> int:
         """Forgets all commands, as other workers are there now; returns the last one's number."""
         last = self.last_seq + len(self.aside)
         self.drop(last)
-        self.done = Progress(len(self.done.each), last)
+        self.done = Progress(num_workers, last)
         return last
 
     def scopes(self) -> set[Scope]:

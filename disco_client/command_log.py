@@ -383,7 +383,7 @@ class CommandLog:
             self.window.bar = None
             self.window.wake_callers()
 
-    def restart(self, bar: Bar) -> Abandoned:
+    def restart(self, bar: Bar, num_workers: int) -> Abandoned:
         """Forgets what was issued, because other workers take the place of those it was for.
 
         What is issued from now on has the numbers after that, and registers that references
@@ -391,6 +391,7 @@ class CommandLog:
 
         Args:
             bar: See :class:`~disco_client.window.Window`; it counts from this moment on.
+            num_workers: How many workers there are from now on.
         """
         with self._lock:
             self.window.bar, self._room = bar, 0
@@ -399,7 +400,7 @@ class CommandLog:
             registers.told(len(registers.dead))
             live = registers.live()
             makers = {site[2] for site in registers.sites_of(live)}
-            last = self._batches.restart()
+            last = self._batches.restart(num_workers)
             self._beside_unmarked = 0
         self.window.wake_callers()
         return Abandoned(last, live, issuers, makers)

@@ -19,6 +19,7 @@ from disco_client.arguments import (
     check_recover,
     check_session,
     check_timeout,
+    workers_asked,
 )
 from disco_client.clock import monotonic
 from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
@@ -27,12 +28,13 @@ from disco_client.errors import (
     ConnectionFailed,
     ControllerLost,
     NodeLost,
+    NoSlots,
     SessionError,
     WorkerLost,
 )
 from disco_client.locks import make_lock
 from disco_client.notebook import StatusLine
-from disco_client.output import LogSink, print_logs
+from disco_client.output import LogSink, logger_of, print_logs
 from disco_client.reentry import Event
 from disco_client.session import Session
 from disco_client.telemetry import spans
@@ -56,6 +58,8 @@ __all__ = ["PendingSession", "aconnect", "attach", "connect", "opening", "owner"
 Priority: TypeAlias = Literal["low", "normal", "high"]
 """The classes of sessions in the queue for slots."""
 
+_logger = logger_of(__name__)
+
 _REACH_S = 30.0
 """How long to wait for a controller that does not answer; slots may take longer."""
 
@@ -71,7 +75,7 @@ _QUIET_S = 0.5
 def connect(  # noqa: PLR0913  (each of them by name)
     address: str | None = None,
     *,
-    num_workers: int,
+    num_workers: int | tuple[int, int],
     num_groups: int = 1,
     ccl: str | None = None,
     name: str | None = None,
@@ -93,7 +97,10 @@ def connect(  # noqa: PLR0913  (each of them by name)
         address: The controller, as ``HOST:PORT`` or ``unix:/path``. None takes
             the environment's ``DISCO_ADDRESS``, else what ``DISCO_CONTEXT`` or ``disco context
             use`` names, with the credentials that are kept there, else ``127.0.0.1:7600``.
-        num_workers: How many workers the program runs on.
+        num_workers: How many workers the program runs on. A pair, as ``(2, 8)``, takes as many
+            as are free when its turn comes, at least two and at most eight, and
+            ``session.num_workers`` says how many; with a function as `recover`, workers that are
+            lost are replaced by as many as there are then.
         num_groups: Into how many equal, consecutive groups they are divided.
         ccl: The collective library; None lets the first collective choose.
         name: What the cluster's lists call the session.
@@ -149,7 +156,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
         ...     print(total.numpy(), cluster.num_workers)
         [4. 4.] 4
     """
-    check_session(num_workers, num_groups, ccl, timeout, MOST_WORKERS)
+    least, most = workers_asked(num_workers)
+    for each in (least, most):
+        check_session(each, num_groups, ccl, timeout, MOST_WORKERS)
     check_name(name or "")
     check_recover(recover, recover_limit_bytes)
     check_descriptors(OF_A_CONNECTION, _CONNECTION)  # importing takes some, too
@@ -169,12 +178,12 @@ def connect(  # noqa: PLR0913  (each of them by name)
     )
     if priority not in (None, "low", "normal", "high"):
         raise ConfigError(f"expected priority 'low', 'normal' or 'high', got {priority!r}")
-    wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), timeout, priority or "")
-    known = {"disco.num_workers": num_workers, "disco.session.name": name or ""}
+    wish = Wish(least, num_groups, ccl or "", name or "", owner(), timeout, priority or "", most)
+    known = {"disco.num_workers": least, "disco.session.name": name or ""}
     span = spans.begin("disco.session", known)
     with (
         opening(span, "disco.connect", where) as beginning,
-        _Progress(num_workers, beginning) as progress,
+        _Progress(least, beginning) as progress,
     ):
         transport: Transport = GrpcTransport.create(
             where,
@@ -183,7 +192,11 @@ def connect(  # noqa: PLR0913  (each of them by name)
             on_queued=progress,
             credentials=credentials,
         )
-    again = _Reopening(where, replace(wish, name=transport.welcome.name), credentials)
+    wish = replace(wish, name=transport.welcome.name)
+    if not callable(recover):  # a log is executed again by as many workers as before
+        count = len(transport.welcome.ranks)
+        wish = replace(wish, num_workers=count, most_workers=count)
+    again = _Reopening(where, wish, credentials, least)
     rebuilding: Rebuilding | None = None
     if callable(recover):
         from disco_client.recovery.rebuild import Rebuilding
@@ -193,6 +206,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
         from disco_client.recovery.replay import Replaying
 
         transport = Replaying(transport, again, recover_limit_bytes, span)
+    if (found := len(transport.welcome.ranks)) < most:
+        name, has = transport.welcome.name, many(found, "worker")
+        _logger.warning("session %s has %s, and asked for %d to %d", name, has, least, most)
     sink: LogSink | None = print_logs if logs else None
     session = Session(transport, log_sink=sink, hang_report=hang_report, span=span)
     if rebuilding is not None:
@@ -418,10 +434,18 @@ def opening(session: Span, name: str, address: str) -> Generator[Span]:
 
 
 class _Reopening:
-    """Opens sessions like one that was lost; a ``Successor``."""
+    """Opens sessions like one that was lost; a ``Successor``.
 
-    def __init__(self, address: str, wish: Wish, credentials: Credentials) -> None:
+    Args:
+        address: The controller.
+        wish: What to ask for.
+        credentials: For the controller.
+        enough: With how few workers the program said that it can do.
+    """
+
+    def __init__(self, address: str, wish: Wish, credentials: Credentials, enough: int) -> None:
         self._address = address
+        self._enough = enough
         self._credentials = credentials
         self._wish = wish
         self._opening: GrpcTransport | None = None
@@ -451,6 +475,11 @@ class _Reopening:
                 except (ConnectionFailed, WorkerLost, NodeLost, ControllerLost):
                     if monotonic() > deadline or self._abandoned.wait(_PAUSE_S):
                         raise
+                except NoSlots as error:
+                    if self._enough < self._wish.num_workers:
+                        fewer = f"it goes on with fewer, down to {self._enough}"
+                        error.args = (f"{error}; with a function as recover= {fewer}",)
+                    raise
 
     def _note(self, opening: GrpcTransport) -> None:
         self._opening = opening

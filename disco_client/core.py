@@ -696,7 +696,7 @@ class SessionCore:
         for part in self._parts.values():
             if isinstance(part, Renewable):
                 part.renew()
-        return self.log.restart(bar)
+        return self.log.restart(bar, self.num_workers)
 
     # Functions -----------------------------------------------------------------
 
@@ -750,6 +750,8 @@ class SessionCore:
         """
         if self.recorders and (here := self.here()) is not self:
             return here.call_with(func, args, keywords, workers, added)
+        if workers:
+            self.check_worker(workers[-1])  # there were more when they were chosen
         if not isinstance(func, DRef):
             _refuse_function(func)
         return self._call_with_values(self.check_ref(func), args, keywords, workers, added)
@@ -942,6 +944,7 @@ class SessionCore:
         deadline: Deadline | None = None,
     ) -> int:
         """Asks a worker something about a register; :meth:`answered` waits for the answer."""
+        self.check_worker(worker)  # there may have been more when a tensor was made
         reg = self.check_ref(ref)
         return self.log.issue(
             action, fill, reg=reg, workers=(worker,), answers=1, deadline=deadline

@@ -183,6 +183,24 @@ class Session:
         """
         return self._core.transport.expiry
 
+    @property
+    def room(self) -> int:
+        """How many slots the cluster has free for workers like this session's.
+
+        Asks the controller. A session never takes more by itself; one that was opened with
+        ``num_workers=(2, 8)`` and recovers from a loss by a function takes what is free then.
+
+        Raises:
+            SessionError: The controller could not be asked.
+            WouldBlock: The call would wait in an event loop.
+
+        Examples:
+            >>> session.room
+            0
+        """
+        self._core.check_may_wait("await asyncio.to_thread(getattr, session, 'room')")
+        return self._core.transport.room()
+
     def progress(self) -> tuple[WorkProgress, ...]:
         """What takes long at this moment, and how far it is.
 

@@ -636,6 +636,14 @@ class WorkerConfig(DaemonConfig):
     once: bool = setting(
         False, read_switch, "Take one session, and leave when it has ended, with exit status 0."
     )
+    drain_s: float = setting(
+        0.0,
+        read_limit,
+        "How long sessions may go on when it is told to end, which their programs see in"
+        " session.draining; a second signal ends that.",
+        metavar="SECONDS",
+        option="--drain",
+    )
     allow_modules: tuple[str, ...] = setting(
         (),
         read_patterns,

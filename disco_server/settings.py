@@ -344,7 +344,7 @@ def read_seconds(value: object, where: str) -> float:
 
 
 def read_limit(value: object, where: str) -> float:
-    """Reads a limit of time: seconds, or 0 for none."""
+    """Reads a time that may be none: seconds, or 0."""
     number = math.nan
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
@@ -352,7 +352,7 @@ def read_limit(value: object, where: str) -> float:
         except ValueError:
             number = math.nan
     if not 0 <= number < math.inf:
-        raise refuse(where, "a number of seconds, or 0 for no limit", value)
+        raise refuse(where, "a number of seconds, or 0 for none", value)
     return number
 
 

@@ -18,7 +18,7 @@ from disco_client.distributed.composites import COMPOSITES
 from disco_client.distributed.dtensor import Computing, DTensor, Origin, several
 from disco_client.distributed.file_tensors import FileTensor, distribute_file
 from disco_client.distributed.indexing import getitem
-from disco_client.distributed.mesh import DeviceMesh, checked_shape
+from disco_client.distributed.mesh import DeviceMesh, check_mesh, checked_shape
 from disco_client.distributed.namespace import ArrayNamespace, first_axis_split
 from disco_client.distributed.numpy_api import FUNCTIONS
 from disco_client.distributed.numpy_arguments import unsaid
@@ -58,7 +58,6 @@ from disco_client.distributed.slices import (
 )
 from disco_client.errors import CaptureError, ConfigError, EncodingError
 from disco_client.futures import await_room
-from disco_client.text import many
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.host_arrays import as_host_array
@@ -76,7 +75,7 @@ if TYPE_CHECKING:
     from disco_client.distributed.halos import Overlap
     from disco_client.wire.partition import Intervals
 
-__all__ = ["Engine", "check_mesh", "make_mesh"]
+__all__ = ["Engine", "make_mesh"]
 
 
 _NUMBERS = (bool, int, float)
@@ -233,6 +232,7 @@ class Engine(Computing, Renewable):
 
     def _to_fetch(self, tensor: DTensor) -> tuple[DTensor, list[int]]:
         """The tensor without partial values, and the workers that have all of it together."""
+        check_mesh(tensor.mesh, self._core.num_workers)  # there may have been more
         tensor = self._brought(tensor, tensor.placement.combined())
         return tensor, [tensor.mesh.device_ids[place] for place in first_places(tensor.info)]
 
@@ -685,20 +685,6 @@ def make_mesh(
     extents = (core.num_workers,) if shape is None else checked_shape(several(shape))
     mesh = DeviceMesh(extents, range(math.prod(extents)), names)
     return check_mesh(mesh, core.num_workers)
-
-
-def check_mesh(mesh: DeviceMesh, num_workers: int) -> DeviceMesh:
-    """Returns a mesh whose workers a session has.
-
-    Raises:
-        ConfigError: It names others.
-    """
-    beyond = [worker for worker in mesh.device_ids if worker >= num_workers]
-    if beyond:
-        raise ConfigError(
-            f"the mesh names worker {beyond[0]}, and the session has {many(num_workers, 'worker')}"
-        )
-    return mesh
 
 
 def _large_integer(number: int, operands: Sequence[Any]) -> float | np.uint64:

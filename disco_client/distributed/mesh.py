@@ -14,7 +14,7 @@ from disco_client.text import many
 from disco_client.wire.limits import MOST_WORKERS
 from disco_client.wire.values import Shape, shown
 
-__all__ = ["DeviceMesh", "checked_shape", "device_mesh"]
+__all__ = ["DeviceMesh", "check_mesh", "checked_shape", "device_mesh"]
 
 
 class RangeLike(Protocol):
@@ -239,3 +239,17 @@ def _integer(what: str, value: object) -> int:
         msg = f"expected an integer for {what} of the mesh, got {value!r}"
         raise DtypeError(msg)
     return value.__index__()
+
+
+def check_mesh(mesh: DeviceMesh, num_workers: int) -> DeviceMesh:
+    """Returns a mesh whose workers a session has.
+
+    Raises:
+        ConfigError: It names others.
+    """
+    beyond = [worker for worker in mesh.device_ids if worker >= num_workers]
+    if beyond:
+        raise ConfigError(
+            f"the mesh names worker {beyond[0]}, and the session has {many(num_workers, 'worker')}"
+        )
+    return mesh

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from disco_client.distributed.mesh import DeviceMesh
+from disco_client.distributed.mesh import DeviceMesh, check_mesh
 from disco_client.distributed.placement import (
     DTensorStructInfo,
     Placement,
@@ -403,7 +403,11 @@ def per_worker(mesh: DeviceMesh, num_workers: int, entries: Sequence[Any]) -> li
         mesh: The mesh.
         num_workers: Of the session.
         entries: In the order of the mesh's list.
+
+    Raises:
+        ConfigError: The mesh names workers that the session has not, or has no more.
     """
+    check_mesh(mesh, num_workers)
     table: list[Any] = [None] * num_workers
     for worker, entry in zip(mesh.device_ids, entries, strict=True):
         table[worker] = entry

@@ -173,6 +173,7 @@ class CreateSession(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    MOST_WORKERS_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -186,6 +187,8 @@ class CreateSession(google.protobuf.message.Message):
     version: builtins.str
     priority: builtins.str
     """The class in the queue: low, normal or high; empty for the usual one of its owner."""
+    most_workers: builtins.int
+    """num_workers are enough, and as many as are free are wanted, up to this; 0 for no more."""
     def __init__(
         self,
         *,
@@ -198,8 +201,9 @@ class CreateSession(google.protobuf.message.Message):
         owner: builtins.str = ...,
         version: builtins.str = ...,
         priority: builtins.str = ...,
+        most_workers: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "name", b"name", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "priority", b"priority", "protocol", b"protocol", "timeout_s", b"timeout_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "most_workers", b"most_workers", "name", b"name", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "priority", b"priority", "protocol", b"protocol", "timeout_s", b"timeout_s", "version", b"version"]) -> None: ...
 
 global___CreateSession = CreateSession
 

@@ -521,6 +521,10 @@ class Recovering(ABC):
         if incarnation.error is None and not incarnation.holding:
             incarnation.transport.check_alive()
 
+    def room(self) -> int:
+        """How many slots are free for more workers like those of the session."""
+        return self._transport.room()
+
     def inspect(
         self, *, stacks: bool, flights: bool, since: Sequence[Since] | None = None
     ) -> Inspection:

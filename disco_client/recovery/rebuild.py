@@ -28,6 +28,7 @@ from disco_client.output import logger_of
 from disco_client.recovery.base import MAX_CRASHES, Incarnation, Recovering, Successor, because
 from disco_client.scopes import Scope
 from disco_client.telemetry.base import NO_SPAN, Span
+from disco_client.text import many
 from disco_client.transport.base import Transport
 from disco_client.wire.batch import SentBatch
 from disco_client.wire.codec import EncodedBatch, EncodedReply
@@ -251,7 +252,8 @@ class Rebuilding(Recovering):
             recovery = Recovery(first, 0, monotonic() - began)
             self.recoveries += (recovery,)
             admission.end(lambda lost: _replaced(self.welcome.name, recovery, lost))
-        _logger.warning("session %s goes on after %.1f s", self.welcome.name, recovery.seconds)
+        name, count = self.welcome.name, many(len(self.welcome.ranks), "worker")
+        _logger.warning("session %s goes on with %s after %.1f s", name, count, recovery.seconds)
         return None
 
     def _prepare(

@@ -50,6 +50,7 @@ class Wish:
         owner: ``user@host:pid``, to be shown as the owner of the slots.
         timeout: Seconds to wait for slots.
         priority: The class in the queue: ``low``, ``normal`` or ``high``; empty for the usual one.
+        most_workers: How many workers it takes where there is room; 0 for no more.
     """
 
     num_workers: int
@@ -59,6 +60,7 @@ class Wish:
     owner: str
     timeout: float
     priority: str = ""
+    most_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,10 @@ class Bound:
         """None: no controller limits it."""
         return None
 
+    def room(self) -> int:
+        """0: the session has all workers that there are."""
+        return 0
+
     def check_detachable(self) -> None:
         """Refuses to leave the session.
 
@@ -352,6 +358,14 @@ class Transport(Protocol):
     @property
     def expiry(self) -> Expiry | None:
         """When a limit of the controller's will end the session; None if none will soon."""
+        ...
+
+    def room(self) -> int:
+        """How many slots are free for more workers like those of the session.
+
+        Raises:
+            SessionError: The controller could not be asked.
+        """
         ...
 
     def start(self, client: ClientEnd) -> None:

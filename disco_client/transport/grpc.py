@@ -18,7 +18,7 @@ from disco_client.output import logger_of
 from disco_client.pb import controller_pb2
 from disco_client.reentry import Event
 from disco_client.threads import start_thread
-from disco_client.transport.admin import ask_for_inspection
+from disco_client.transport.admin import ask_for_inspection, list_cluster
 from disco_client.transport.base import (
     ClientEnd,
     Expiry,
@@ -209,6 +209,13 @@ class GrpcTransport:
     def expiry(self) -> Expiry | None:
         """When a limit of the controller's will end the session."""
         return self._stream.notices.expiry
+
+    def room(self) -> int:
+        """Asks the controller how many slots are free on nodes with such devices."""
+        kind = self._welcome.ranks[0].device.partition(":")[0]
+        nodes = list_cluster(self._line).nodes
+        alike = [n for n in nodes if any(each.partition(":")[0] == kind for each in n.devices)]
+        return sum(node.free_slots for node in alike if node.state == "ready")
 
     # The stream --------------------------------------------------------------
 

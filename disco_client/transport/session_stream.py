@@ -392,4 +392,5 @@ def _encode_wish(wish: Wish) -> bytes:
         owner=wish.owner,
         version=__version__,
         priority=wish.priority,
+        most_workers=wish.most_workers,
     ).SerializeToString()

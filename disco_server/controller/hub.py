@@ -453,6 +453,7 @@ class Hub:
             owner=signed(create.owner, who),
             principal=who.principal,
             num_workers=create.num_workers,
+            most_workers=create.most_workers,
             num_groups=create.num_groups,
             ccl=create.ccl,
             transfer_key=secrets.token_bytes(16),

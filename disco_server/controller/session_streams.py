@@ -263,6 +263,10 @@ def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) ->
             f"expected num_workers from 1 to {most}, got {create.num_workers}; the controller's"
             " --max-workers says how many a session may have"
         )
+    if create.most_workers and not create.num_workers <= create.most_workers <= most:
+        return (
+            f"expected most_workers from {create.num_workers} to {most}, got {create.most_workers}"
+        )
     if create.num_groups < 1 or create.num_workers % create.num_groups:
         return (
             f"expected num_groups to divide the {many(create.num_workers, 'worker')} evenly, "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -566,9 +566,10 @@ class Cluster:
                     self.queue.keep_turn(session)
                 break
             self.queue.remove(session.session)
+            session.num_workers = sum(len(share.workers) for share in shares)
             self.queue.hold(session)
             session.step(SessionEvent.PLACE)
-            session.put_on(shares)
+            session.shares = shares
             session.waiting_for = set(session.nodes)
             for share in shares:
                 self.members.take(session.session, share.node, share.slots)
@@ -577,22 +578,34 @@ class Cluster:
 
     def _find_place(self, session: SessionTable) -> tuple[NodeShare, ...] | None:
         """Finds slots for a session, all with devices of one kind; None for no room now."""
-        return self._fit(session, [node.free for node in self.members.nodes.values()])
+        free = [node.free for node in self.members.nodes.values()]
+        if session.most_workers <= session.num_workers:
+            return self._fit(session, session.num_workers, free)
+        wish = session.most_workers
+        if limit := self._slots_of(session):
+            wish = min(wish, limit - self.queue.held(session.owner_key))
+        there = Counter(kind_of(device) for node in free for _, device in node.slots)
+        wanted = kind_for(session.ccl)
+        most = min(wish, there[wanted] if wanted else max(there.values(), default=0))
+        if most < wish and any(s.state is SessionState.ENDING for s in self.sessions.values()):
+            return None  # their slots may be enough for more, and are free soon
+        count = most - most % session.num_groups
+        return self._fit(session, count, free) if count >= session.num_workers else None
 
     def _will_never_fit(self, session: SessionTable) -> bool:
         """Whether all nodes are there, and have too few slots even if all were free."""
         nodes = self.members.nodes.values()
         if not 0 < self._expect_nodes <= len(nodes):
             return False
-        return self._fit(session, [node.slots for node in nodes]) is None
+        return self._fit(session, session.num_workers, [node.slots for node in nodes]) is None
 
     def _fit(
-        self, session: SessionTable, free: Sequence[FreeSlots]
+        self, session: SessionTable, num_workers: int, free: Sequence[FreeSlots]
     ) -> tuple[NodeShare, ...] | None:
         wanted = kind_for(session.ccl)
         kinds = dict.fromkeys(kind_of(device) for node in free for _, device in node.slots)
         for kind in [wanted] if wanted else kinds:
-            shares = self._place(session.num_workers, [each.of_kind(kind) for each in free])
+            shares = self._place(num_workers, [each.of_kind(kind) for each in free])
             if shares is not None:
                 return shares
         return None

@@ -205,6 +205,8 @@ class SessionTable:
         owner: ``user@host:pid`` of its client.
         principal: Its owner as authenticated, if at all; the owner and administrators may use it.
         num_workers, num_groups, ccl: What was asked for.
+        most_workers: How many workers it takes where there is room; once it is placed,
+            `num_workers` says how many it has.
         transfer_key: The secret that names its arrays.
         created: When it was asked for.
         deadline: Until when it waits for slots, or for its client or nodes to come back,
@@ -212,8 +214,7 @@ class SessionTable:
         lease: Seconds that it waits for its client, or its ranks for a controller.
         patience: The same for the client that is away now, which may have asked for more.
         detached: Whether that client said that it goes.
-        shares: Its ranks by node, once placed; set by `put_on`.
-        nodes: The names of these nodes.
+        shares: Its ranks by node, once placed.
         waiting_for: Nodes that have not yet said "ready", or later "gone".
         ranks: (worker, node, pid, device) of each started rank.
         end: Why it ended, once it has.
@@ -242,7 +243,6 @@ class SessionTable:
     detached: bool = False
     state: SessionState = SessionState.QUEUED
     shares: tuple[NodeShare, ...] = ()
-    nodes: frozenset[str] = field(init=False)
     waiting_for: set[str] = field(default_factory=set[str])
     ranks: dict[int, tuple[int, str, int, str]] = field(
         default_factory=dict[int, tuple[int, str, int, str]]
@@ -254,16 +254,16 @@ class SessionTable:
     priority: Priority = Priority.NORMAL
     window: int = WINDOW_COMMANDS
     activity: Activity = field(default_factory=Activity)
+    most_workers: int = 0
     owner_key: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.owner_key = self.principal or self.owner
-        self.put_on(self.shares)
 
-    def put_on(self, shares: tuple[NodeShare, ...]) -> None:
-        """Notes on which nodes its ranks are placed."""
-        self.shares = shares
-        self.nodes = frozenset(share.node for share in shares)
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The names of the nodes on which its ranks are placed."""
+        return frozenset(share.node for share in self.shares)
 
     def step(self, step: SessionEvent) -> None:
         """Takes a step.
@@ -279,7 +279,7 @@ class SessionTable:
 
     def runs_on(self, node: str) -> bool:
         """Whether some of its ranks are placed on a node."""
-        return node in self.nodes
+        return any(share.node == node for share in self.shares)
 
     @property
     def attached(self) -> bool:

@@ -70,11 +70,25 @@ async def _run(config: WorkerConfig) -> int:
         announcing = asyncio.ensure_future(_announce(node.agent, config))
         serving = asyncio.ensure_future(_serve(node.agent, stop, once=config.once))
         await stop.wait()
+        if config.drain_s:
+            await _drain(node.agent, config.drain_s, stop_now)
         leaving = asyncio.ensure_future(node.agent.leave())
         hurried = asyncio.ensure_future(stop_now.wait())
         await asyncio.wait((leaving, hurried), return_when=asyncio.FIRST_COMPLETED)
         await _cancel(announcing, serving, leaving, hurried)
     return 0
+
+
+async def _drain(agent: Agent, seconds: float, hurry: asyncio.Event) -> None:
+    """Lets sessions go on for a while; their programs learn that this node is about to go."""
+    agent.cordon()
+    if running := len(agent.supervisor.sessions):
+        _logger.warning("%s may go on for %g s", many(running, "session"), seconds)
+    over = asyncio.ensure_future(agent.supervisor.idle.wait())
+    hurried = asyncio.ensure_future(hurry.wait())
+    await asyncio.wait((over, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    await _cancel(over, hurried)
+    hurry.clear()
 
 
 async def _serve(agent: Agent, stop: asyncio.Event, *, once: bool) -> None:

@@ -34,6 +34,7 @@ class Supervisor:
         counters: What is counted for this node's metrics.
         begun: Set when a session has begun here, and from then on.
         over: Set when one has ended here, and from then on.
+        idle: Set while there is none.
     """
 
     def __init__(self, services: NodeServices, relay: ArrayRelay) -> None:
@@ -42,7 +43,8 @@ class Supervisor:
         self._sessions: dict[int, WorkerSession] = {}
         self.arrays = ArrayStore(self._sessions, relay, services.post)
         self.counters: NodeCounters = services.counters
-        self.begun, self.over = asyncio.Event(), asyncio.Event()
+        self.begun, self.over, self.idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.idle.set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inspector = NodeInspector(services.node, self._sessions, services.post)
 
@@ -80,6 +82,7 @@ class Supervisor:
         session = WorkerSession(received.session, start, self._services)
         self._sessions[received.session] = session
         self.begun.set()
+        self.idle.clear()
         spawn(self._run(session), self._tasks)
 
     async def _run(self, session: WorkerSession) -> None:
@@ -89,6 +92,8 @@ class Supervisor:
         session.tell_gone()
         await self._inspector.keep(session)
         self.over.set()
+        if not self._sessions:
+            self.idle.set()
 
     def running(self) -> list[node_pb2.RunningSession]:
         """The sessions here, as a restarted controller must know them."""

@@ -31,7 +31,7 @@ from disco_server.core.cluster import (
 )
 from disco_server.core.fair_queue import QueuePlace, WaitReason
 from disco_server.core.nodes import Node, NodeRefused, place
-from disco_server.core.quotas import SessionLimits
+from disco_server.core.quotas import Quota, SessionLimits
 from disco_server.core.session_state import End, EndReason, SessionState, SessionTable
 
 LEASE = 10.0
@@ -453,6 +453,47 @@ def test_what_arrives_too_late_changes_nothing(cluster):
     assert cluster.end(99, End(EndReason.CLOSED, "")) == []
 
 
+def asked_for(number, least, most, groups=1, owner="me@here:1"):
+    table = session(number, least)
+    table.most_workers, table.num_groups, table.owner_key = most, groups, owner
+    return table
+
+
+def test_a_session_takes_as_many_as_are_free_when_its_turn_comes(cluster):
+    """Up to what it asked for, in groups of one size; and no more than its owner may hold."""
+    first = asked_for(1, 2, 3)
+    cluster.requested(first)
+    assert first.num_workers == 3
+    second = asked_for(2, 1, 8)
+    cluster.requested(second)
+    assert (second.num_workers, cluster.members.free_slots) == (1, 0)
+    cluster.node_joined(node("c", 5))
+    assert (second.num_workers, cluster.members.free_slots) == (1, 5), "it never grows"
+    pairs = asked_for(3, 2, 8, groups=2)
+    cluster.requested(pairs)
+    assert pairs.num_workers == 4
+    limited = Cluster(LEASE, NODE_LEASE, limits=SessionLimits(quota=Quota(slots=3)))
+    limited.node_joined(node("a", 8))
+    one, other, waits = (asked_for(number, 1, 2) for number in (1, 2, 3))
+    for each in (one, other, waits):
+        limited.requested(each)
+    assert (one.num_workers, other.num_workers) == (2, 1)
+    assert waits.state is SessionState.QUEUED
+
+
+def test_slots_that_are_being_given_back_are_waited_for(cluster):
+    """So that who takes the place of a session that is lost has as many workers as there can be."""
+    running = start(cluster, 1, 4)
+    cluster.rank_exited(1, "a", 0, -9, (), at_start=False)
+    successor = asked_for(2, 1, 4)
+    cluster.requested(successor)
+    cluster.gone_on_node(1, "a")
+    assert successor.state is SessionState.QUEUED
+    cluster.node_left("b", "it is gone")
+    assert running.state is SessionState.GONE
+    assert successor.num_workers == 2
+
+
 class ClusterMachine(RuleBasedStateMachine):
     """Any events in any order, with a world that does what the effects say."""
 
@@ -463,7 +504,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def begin(self):
         self.cluster = Cluster(LEASE, 1e9)
         self.now, self.count = 0.0, 0
-        self.tables, self.queue = {}, []
+        self.tables, self.queue, self.asked = {}, [], {}
         self.held = {}  # node: {slot: session}, of the nodes that are here
         self.ending = set()  # (node, session) that owe a "gone"
         self.starting = {}  # session: nodes that owe a "ready"
@@ -482,6 +523,8 @@ class ClusterMachine(RuleBasedStateMachine):
                         taken.update(dict.fromkeys(share.slots, table.session))
                         placed.setdefault(table.session, []).extend(share.workers)
                         self.starting.setdefault(table.session, set()).add(share.node)
+                    least, most = self.asked[table.session]
+                    assert least <= table.num_workers <= most
                 case EndOnNode(name, number):
                     assert name in self.held
                     self.ending.add((name, number))
@@ -544,10 +587,17 @@ class ClusterMachine(RuleBasedStateMachine):
     def node_leaves(self, name):
         self.carry_out(self.cluster.node_leaving(name))
 
-    @rule(target=sessions, workers=st.integers(1, 5), patience=st.integers(1, 20))
-    def request(self, workers, patience):
+    @rule(
+        target=sessions,
+        workers=st.integers(1, 5),
+        more=st.integers(0, 4),
+        patience=st.integers(1, 20),
+    )
+    def request(self, workers, more, patience):
         self.count += 1
         table = session(self.count, workers, self.now + patience)
+        table.most_workers = workers + more
+        self.asked[self.count] = workers, workers + more
         self.tables[self.count] = table
         self.queue.append(self.count)
         self.carry_out(self.cluster.requested(table))
@@ -611,7 +661,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def nobody_waits_who_could_run(self):
         if hasattr(self, "cluster") and self.queue and not self.cluster.draining:
             first = self.tables[self.queue[0]]
-            assert self.cluster.members.free_slots < first.num_workers
+            sessions = self.cluster.sessions.values()
+            ending = any(each.state is SessionState.ENDING for each in sessions)
+            least, most = self.asked[first.session]
+            assert self.cluster.members.free_slots < (most if ending else least)
 
     def teardown(self):
         if not hasattr(self, "cluster"):
