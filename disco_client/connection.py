@@ -477,8 +477,8 @@ class _Reopening:
                         raise
                 except NoSlots as error:
                     if self._enough < self._wish.num_workers:
-                        fewer = f"it goes on with fewer, down to {self._enough}"
-                        error.args = (f"{error}; with a function as recover= {fewer}",)
+                        fewer = f"would go on with fewer workers, at least {self._enough}"
+                        error.args = (f"{error}; with a function as recover= the session {fewer}",)
                     raise
 
     def _note(self, opening: GrpcTransport) -> None:

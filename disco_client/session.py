@@ -191,7 +191,9 @@ class Session:
         ``num_workers=(2, 8)`` and recovers from a loss by a function takes what is free then.
 
         Raises:
-            SessionError: The controller could not be asked.
+            AccessDenied: The controller refuses these credentials.
+            ConnectionFailed: It does not answer.
+            SessionError: The session is closed or lost.
             WouldBlock: The call would wait in an event loop.
 
         Examples:
@@ -199,6 +201,7 @@ class Session:
             0
         """
         self._core.check_may_wait("await asyncio.to_thread(getattr, session, 'room')")
+        self._core.log.check_open()
         return self._core.transport.room()
 
     def progress(self) -> tuple[WorkProgress, ...]:

@@ -364,7 +364,8 @@ class Transport(Protocol):
         """How many slots are free for more workers like those of the session.
 
         Raises:
-            SessionError: The controller could not be asked.
+            AccessDenied: The controller refuses these credentials.
+            ConnectionFailed: It does not answer.
         """
         ...
 
