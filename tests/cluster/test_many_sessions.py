@@ -55,7 +55,7 @@ deadline = time.monotonic() + 30
 while not all(len(now) <= len(then) for now, then in zip(held(), before)):
     if time.monotonic() > deadline:
         sys.exit(f"expected no more than {before}, got {held()}")
-    time.sleep(0.05)  # no result depends on how long
+    time.sleep(0.05)  # the pause of a poll, which the deadline ends
 """
 """Has so many sessions, so many of them at once; ends well if nothing of them is left in it.
 
