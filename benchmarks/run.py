@@ -31,6 +31,7 @@ from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.meshes import MESHES, measure_meshes
 from disco_bench.model import MODEL, measure_model
+from disco_bench.nodes import LOST_NODES, measure_nodes
 from disco_bench.numpy_names import NUMPY_NAMES, measure_numpy_names
 from disco_bench.peers import PEERS, measure_peers
 from disco_bench.programs import PROGRAMS, measure_programs
@@ -63,6 +64,7 @@ SECTIONS = {
     "programs": RowGroup(PROGRAMS, measure_programs),
     "tracing": RowGroup(TRACING, measure_tracing),
     "recovery": RowGroup(RECOVERY, measure_recovery),
+    "nodes": RowGroup(LOST_NODES, measure_nodes),
     "sync": RowGroup(SYNC, measure_sync),
     "peers": RowGroup(PEERS, measure_peers),
     "secured": RowGroup(SECURED, measure_secured),

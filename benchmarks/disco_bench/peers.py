@@ -25,7 +25,7 @@ from disco_bench.table import Limit, Spec, Unavailable
 if TYPE_CHECKING:
     from disco_bench.table import Unit
 
-__all__ = ["PEERS", "PEER_NAMES", "measure_peers"]
+__all__ = ["PEERS", "PEER_NAMES", "measure_peers", "ray_variables"]
 
 PEER_NAMES = {"ray": "Ray", "dask": "Dask", "monarch": "Monarch"}
 """The peers, each in an environment of its own."""
@@ -166,7 +166,7 @@ class _Run:
 def measure_peers(bench: Bench) -> None:
     """Compares what users of a cluster do first with the same in the peers that are installed."""
     with tempfile.TemporaryDirectory(prefix="peers", ignore_cleanup_errors=True) as folder:
-        run = _Run({**with_path(BENCHMARKS), **_ray_variables(folder)})
+        run = _Run({**with_path(BENCHMARKS), **ray_variables(folder)})
         with contextlib.ExitStack() as stack:
             run.start(stack)
             if not run.all_failed:
@@ -178,7 +178,7 @@ def measure_peers(bench: Bench) -> None:
                 bench.excuse(measure.key(peer), reason)
 
 
-def _ray_variables(folder: str) -> dict[str, str]:
+def ray_variables(folder: str) -> dict[str, str]:
     """Keep Ray's files in a folder, and its token, which it puts into the home by default, here."""
     return {
         "RAY_TMPDIR": folder,

@@ -19,8 +19,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 ray: Any = importlib.import_module("ray")
 
-_OBJECTS_BYTES = 256 << 20
-_QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+OBJECTS_BYTES = 256 << 20
+QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 class _RayActor:
@@ -80,8 +80,8 @@ def _cluster(workers: int) -> Generator[str]:
     started = ray.init(
         num_cpus=workers,
         include_dashboard=False,
-        object_store_memory=_OBJECTS_BYTES,
-        **_QUIET,
+        object_store_memory=OBJECTS_BYTES,
+        **QUIET,
     )
     try:
         yield started.address_info["address"]
@@ -97,7 +97,7 @@ def _serve(workers: int) -> Generator[_RayPeer]:
 
 @contextlib.contextmanager
 def _first(workers: int, address: str) -> Generator[list[int]]:
-    with ray.init(address, **_QUIET) if address else _cluster(workers):
+    with ray.init(address, **QUIET) if address else _cluster(workers):
         pid = ray.remote(_pid)
         yield ray.get([pid.remote() for _ in range(workers)])
 
