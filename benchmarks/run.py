@@ -27,6 +27,7 @@ from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.fairness import FAIRNESS, measure_fairness
 from disco_bench.idle import IDLE, measure_idle
+from disco_bench.interrupts import INTERRUPTS, measure_interrupts
 from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.meshes import MESHES, measure_meshes
@@ -65,6 +66,7 @@ SECTIONS = {
     "tracing": RowGroup(TRACING, measure_tracing),
     "recovery": RowGroup(RECOVERY, measure_recovery),
     "nodes": RowGroup(LOST_NODES, measure_nodes),
+    "interrupts": RowGroup(INTERRUPTS, measure_interrupts),
     "sync": RowGroup(SYNC, measure_sync),
     "peers": RowGroup(PEERS, measure_peers),
     "secured": RowGroup(SECURED, measure_secured),

@@ -223,6 +223,15 @@ class Batches:
         aside = {site[2] for site, _ in self.aside}
         return aside.union(*(batch.scopes() for batch in self))
 
+    def sites(self, after: int) -> list[Site]:
+        """The lines that issued the commands after one, none of which was executed everywhere."""
+        found: list[Site] = []
+        for batch in self:
+            if batch.next_seq > after + 1:
+                sites = batch.sites or [site for site, _ in batch.entries]
+                found += sites[max(after + 1 - batch.first_seq, 0) :]
+        return found
+
     def site(self, seq: int) -> Site | None:
         """The line that issued a command that workers may not have executed."""
         for batch in self:

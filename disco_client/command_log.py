@@ -26,7 +26,7 @@ from disco_client.errors import EncodingError, IssuedAt, Reentered, SessionError
 from disco_client.locks import make_lock
 from disco_client.reentry import owned
 from disco_client.registers import RegisterIds
-from disco_client.scopes import Scope, current_owner, current_scope
+from disco_client.scopes import Scope, current_scope
 from disco_client.sender_wakeup import SenderWakeup
 from disco_client.session_end import SessionEnd
 from disco_client.waiting import Deadline
@@ -37,7 +37,7 @@ from disco_client.wire.limits import WINDOW_COMMANDS
 
 _Made = TypeVar("_Made")
 
-__all__ = ["Abandoned", "CommandLog", "Fill", "LogWatcher"]
+__all__ = ["Abandoned", "CommandLog", "CommandsUnderWay", "Fill", "LogWatcher"]
 
 MAX_COMMAND_BYTES = 32 << 20
 """What one command may hold, so that a batch with it passes every relay."""
@@ -61,6 +61,28 @@ class Abandoned:
     live: set[int]
     issuers: set[Scope]
     makers: set[Scope]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsUnderWay:
+    """The commands that an interrupt is about.
+
+    Attributes:
+        after: The newest command that all workers are known to have executed.
+        until: The newest of all.
+        sites: The positions in the program that issued those in between.
+        bar: Admits the thread that interrupts, until it is lifted.
+    """
+
+    after: int
+    until: int
+    sites: list[Site]
+    bar: OneOwner
+
+    def site(self, seq: int) -> Site | None:
+        """The position that issued a command, if it is one of these."""
+        place = seq - self.after - 1
+        return self.sites[place] if 0 <= place < len(self.sites) else None
 
 
 class LogWatcher(Protocol):
@@ -103,6 +125,7 @@ class CommandLog:
         "_batches",
         "_before_kills",
         "_beside_unmarked",
+        "_interrupted",
         "_last_kill",
         "_lock",
         "_noticed",
@@ -131,6 +154,7 @@ class CommandLog:
         self._batches = Batches(num_workers, first_seq)
         self._last_kill = self._before_kills = 0
         self._beside_unmarked = 0
+        self._interrupted: CommandsUnderWay | None = None
         # Commands up to this number need not ask for room; set back where that may be over.
         self._room = 0
         self._noticed = first_seq - 1  # as executed, by all who wait for it
@@ -368,20 +392,54 @@ class CommandLog:
     def alone(self) -> Generator[None]:
         """Lets no other task or thread issue commands while a block runs; they wait."""
         self.check_entered()
-        waiting = None
+        bar = OneOwner()
         try:
-            while True:
-                with self._lock:
-                    if not self.is_full():
-                        self.check_open()
-                        self.window.bar, self._room = OneOwner(current_owner()), 0
-                        break
-                    turn = self.window.await_notice()
-                waiting = self._wait_for(turn, None, waiting)
+            self._bar_others(bar, self.is_full)
             yield
         finally:
-            self.window.bar = None
-            self.window.wake_callers()
+            self.lift(bar)
+
+    def _bar_others(self, bar: OneOwner, has_to_wait: Callable[[], bool]) -> None:
+        """Admits the caller alone, once nobody else does and it does not have to wait."""
+        waiting = None
+        while True:
+            with self._lock:
+                if not has_to_wait():
+                    self.check_open()
+                    bar.former = self.window.bar
+                    self.window.bar, self._room = bar, 0
+                    break
+                turn = self.window.await_notice()
+            waiting = self._wait_for(turn, None, waiting)
+
+    def lift(self, bar: OneOwner) -> None:
+        """Admits others again, unless another bar has taken the place of this one."""
+        bar.lifted, former = True, bar.former
+        if self.window.bar is bar:
+            over = isinstance(former, OneOwner) and former.lifted
+            self.window.bar = None if over else former
+        self.window.wake_callers()
+
+    def begin_interrupt(self) -> CommandsUnderWay:
+        """Lets nobody else issue commands until the bar is lifted; returns what is under way.
+
+        Raises:
+            SessionError: The session is closed or lost.
+        """
+        self.check_entered()
+        bar, window, batches = OneOwner(over=True), self.window, self._batches
+        try:
+            self._bar_others(bar, lambda: window.bar is not None and window.bar.over)
+            with self._lock:
+                if batches.aside:
+                    batches.take_aside()
+                after = batches.done.slowest
+                begun = CommandsUnderWay(after, self.last_seq, batches.sites(after), bar)
+                self._interrupted = begun
+        except BaseException:
+            self.lift(bar)
+            raise
+        return begun
 
     def restart(self, bar: Bar, num_workers: int) -> Abandoned:
         """Forgets what was issued, because other workers take the place of those it was for.
@@ -440,7 +498,9 @@ class CommandLog:
     def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
         """The line and the scope that issued a command not yet executed everywhere."""
         with self._lock:
-            site = self._batches.site(seq)
+            site, before = self._batches.site(seq), self._interrupted
+            if site is None and before is not None:
+                site = before.site(seq)
         return None if site is None else (locate(site), site[2])
 
     def scope(self) -> Scope:

@@ -45,7 +45,7 @@ from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.threads import is_helper
-from disco_client.transport.base import ForeignTransport, Interrupted, Live, Transport, Welcome
+from disco_client.transport.base import AnswerLost, ForeignTransport, Live, Transport, Welcome
 from disco_client.waiting import AUTO, Deadline, LongWaits, read_hang_report
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import (
@@ -547,7 +547,7 @@ class Renewable(ABC):
 
     @abstractmethod
     def renew(self) -> None:
-        """Forgets them, because other workers take the place of those that they are of."""
+        """Forgets them, because workers may not hold what they stand for any more."""
 
 
 class SessionCore:
@@ -693,10 +693,14 @@ class SessionCore:
             bar: See :class:`~disco_client.window.Window`.
         """
         self._builtins = {}
+        self.renew_parts()
+        return self.log.restart(bar, self.num_workers)
+
+    def renew_parts(self) -> None:
+        """Lets parts forget the references that they keep, which may stand for failures."""
         for part in self._parts.values():
             if isinstance(part, Renewable):
                 part.renew()
-        return self.log.restart(bar, self.num_workers)
 
     # Functions -----------------------------------------------------------------
 
@@ -707,7 +711,7 @@ class SessionCore:
             command.args.add().str = name
             return 0
 
-        _, ref = self.log.issue(Action.GET_GLOBAL_FUNC, fill, reg=self._refer)
+        _, ref = self.log.issue(Action.GET_GLOBAL_FUNC, fill, reg=self.refer)
         return DPackedFunc(ref, self.face())
 
     def call(self, func: DRef, *args: object) -> DRef:
@@ -725,9 +729,9 @@ class SessionCore:
                 plain.append(arg * 2)
             else:
                 return self._call_with_values(function, args)
-        return self.log.issue_call(function, plain, self._refer)
+        return self.log.issue_call(function, plain, self.refer)
 
-    def _refer(self, register: int) -> DRef:
+    def refer(self, register: int) -> DRef:
         """Makes the reference of a new register."""
         return DRef(register, self.face())
 
@@ -779,7 +783,7 @@ class SessionCore:
                 Action.CALL_PACKED,
                 fill,
                 func=function,
-                reg=self._refer,
+                reg=self.refer,
                 workers=workers,
                 beside=uploads.begin,
             )
@@ -995,7 +999,7 @@ class SessionCore:
         try:
             # Decoded in any case: an array that is offered must be fetched.
             value = decode_value(got, downloads)
-        except Interrupted as lost:
+        except AnswerLost as lost:
             value = lost
         except BaseException:
             arrays = list(tickets_in((got,)))
@@ -1054,7 +1058,7 @@ class SessionCore:
         seq, made = self.log.issue(
             action,
             fill,
-            reg=self._refer if ref is None else self.check_ref(ref),
+            reg=self.refer if ref is None else self.check_ref(ref),
             workers=(worker,),
             answers=answers,
             beside=uploads.begin,
@@ -1355,7 +1359,7 @@ def _refuse_function(func: object) -> NoReturn:
 
 def _read_whole(read: Callable[[], Any]) -> Any:
     """Reads an answer again where its arrays were gone, and other workers answer again."""
-    while isinstance(value := read(), Interrupted):
+    while isinstance(value := read(), AnswerLost):
         pass
     return value
 

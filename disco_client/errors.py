@@ -28,6 +28,7 @@ __all__ = [
     "ExtraMissing",
     "ForeignReference",
     "FunctionNotFound",
+    "Interrupted",
     "IssuedAt",
     "NoSlots",
     "NoSuchNode",
@@ -725,6 +726,25 @@ class RemoteException(RemoteError):
         Traceback (most recent call last):
             ...
         disco_client.errors.RemoteException: ValueError: cannot reshape array of size 2...
+    """
+
+
+class Interrupted(RemoteError):
+    """The program interrupted the command, or had it left out; see ``Session.interrupt``.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.count_for_ever")
+        ... def count_for_ever():
+        ...     number = 0
+        ...     while True:
+        ...         number += 1
+        >>> endless = session.get_global_func("docs.count_for_ever")()
+        >>> session.interrupt()
+        ()
+        >>> endless.get()
+        Traceback (most recent call last):
+        disco_client.errors.Interrupted: the program interrupted ...
     """
 
 

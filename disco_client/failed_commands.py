@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias
 
 from disco_client import errors
 from disco_client.errors import IssuedAt, RemoteError, RemoteFailure
@@ -14,11 +14,14 @@ from disco_client.scopes import NO_SCOPE, Scope
 from disco_client.text import many
 from disco_client.wire.codec import FailureKind
 
-__all__ = ["FailedCommand", "FailedCommands", "Failures", "Report"]
+__all__ = ["FailedCommand", "FailedCommands", "Failures", "InterruptedCommands", "Report"]
 
 
 _REMEMBERED = 1024
 """How many failed commands are remembered, with whether they were seen."""
+
+_INTERRUPTS = 8
+"""Of how many interrupts the commands are remembered."""
 
 _KEPT = 1000
 """How many failures of a scope, or of those that have ended, are kept until they are seen."""
@@ -34,10 +37,24 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.CCL: errors.CclError,
     FailureKind.FILE: errors.BadFile,
     FailureKind.STALE: errors.StaleReference,
+    FailureKind.INTERRUPTED: errors.Interrupted,
 }
 
 
 Report: TypeAlias = tuple[RemoteFailure, FailureKind]
+
+
+class InterruptedCommands(Protocol):
+    """Which commands an interrupt has ended or had left out."""
+
+    @property
+    def firsts(self) -> Mapping[Scope, int]:
+        """The first of them that each scope has issued."""
+        ...
+
+    def report(self, seq: int) -> Report | None:
+        """What is reported of a command, if it is one of them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +131,7 @@ class FailedCommands:
         self._raised: weakref.WeakKeyDictionary[RemoteError, FailedCommand]
         self._raised = weakref.WeakKeyDictionary()
         self._unread: deque[RemoteError] = deque()
+        self._interrupts: deque[InterruptedCommands] = deque(maxlen=_INTERRUPTS)
 
     def remember(self, seq: int) -> FailedCommand:
         """What is known of a command that failed."""
@@ -182,6 +200,34 @@ class FailedCommands:
                 failed.seen = False
                 self._keep(failed)
 
+    def interrupt(self, interrupted: InterruptedCommands) -> None:
+        """Notes that commands were interrupted, whatever was reported of them before.
+
+        The first one of each scope counts as a failure, unless one of them was raised there.
+        """
+        self._interrupts.append(interrupted)
+        told: set[Scope] = set()
+        for failed in self._failed.values():
+            report = interrupted.report(failed.seq)
+            if report is not None:
+                failed.reports = [_at(report, failed.issued_at)]
+                if failed.seen:
+                    told.add(failed.scope)
+        for scope, seq in interrupted.firsts.items():
+            report = interrupted.report(seq)
+            if scope not in told and report is not None:
+                failed = self.remember(seq)
+                failed.reports = [_at(report, failed.issued_at)]
+                self._keep(failed)
+
+    def _cause_of(self, report: Report) -> Report:
+        """What is reported in place of a collective that others were interrupted in."""
+        failure, kind = report
+        if kind is not FailureKind.ABORTED:
+            return report
+        found = (each.report(failure.seq) for each in self._interrupts)
+        return next((each for each in found if each is not None), report)
+
     @property
     def some(self) -> bool:
         """Whether there may be something to raise, in some scope."""
@@ -236,6 +282,7 @@ class FailedCommands:
     def choose(self, reports: list[Report], scope: Scope) -> RemoteError:
         """The error of an answer; or an older failure that its scope has not seen yet."""
         self._take_unread()
+        reports = [self._cause_of(report) for report in reports]
         answered = min(failure.seq for failure, _ in reports)
         mine = self._unseen.get(scope, {})
         first = min(mine, default=answered)
@@ -329,6 +376,11 @@ class FailedCommands:
         where = f", issued at {failed.issued_at}" if failed.issued_at is not None else ""
         error.add_note(f"command #{failed.seq} could not be executed for it{where}")
         return error
+
+
+def _at(report: Report, issued_at: IssuedAt | None) -> Report:
+    """A report that names the line which issued the command."""
+    return replace(report[0], issued_at=issued_at), report[1]
 
 
 def _error_of(reports: Iterable[Report]) -> RemoteError:

@@ -11,10 +11,16 @@ from typing import Any, Protocol
 from disco_client.answers import Answer, Answers
 from disco_client.clock import monotonic
 from disco_client.errors import IssuedAt, RemoteFailure, SessionError
-from disco_client.failed_commands import FailedCommand, FailedCommands, Failures, Report
+from disco_client.failed_commands import (
+    FailedCommand,
+    FailedCommands,
+    Failures,
+    InterruptedCommands,
+    Report,
+)
 from disco_client.liveness import Liveness
 from disco_client.locks import check_no_lock_held, make_lock
-from disco_client.reentry import owned
+from disco_client.reentry import Event, owned
 from disco_client.scopes import Scope
 from disco_client.session_end import SessionEnd
 from disco_client.sources import name_source
@@ -22,12 +28,35 @@ from disco_client.transport.base import Live, ProgressPump, Pump
 from disco_client.waiting import LOOK_S, Deadline, LongWaits
 from disco_client.wire.codec import EncodedReply, EncodedValue, decode_failure, tickets_in
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "Settling"]
 
 _CAUSE_WAIT_S = 1.0
 """How long an aborted collective waits for the report of the rank that caused it."""
 
 _CAUSE_POLL_S = 0.002
+
+
+class Settling:
+    """An interrupt of which is not known yet what it has ended.
+
+    Args:
+        scope: That of the thread that finds it out.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._known = Event()
+
+    def end(self) -> None:
+        """Lets waits go on."""
+        self._known.set()
+
+    def wait(self, scope: Scope, ending: SessionEnd) -> None:
+        """Waits until it is known, or the session is over."""
+        while scope is not self._scope and ending.error is None:
+            if self._known.wait(LOOK_S):
+                return
+            check_no_lock_held()
 
 
 class Commands(Protocol):
@@ -80,6 +109,8 @@ class Inbox:
         ending: How far the session has come to its end.
         pump: Lets the waiting thread send and receive by itself, if set.
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
+        settling: Set while it is not known yet what an interrupt has ended: waits do not raise
+            before, but for those of the scope that interrupts.
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
             has ended, that the session's workers were replaced.
         entered: Says whether the calling thread is in the middle of noting something.
@@ -104,6 +135,7 @@ class Inbox:
         self._liveness = Liveness(self.answers, self.ending, self._long_waits)
         self.pump: Pump | None = None
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
+        self.settling: Settling | None = None
         self.on_replaced: Callable[[Scope], object] = lambda _scope: None
 
     def receive(self, worker: int, reply: EncodedReply) -> None:
@@ -267,10 +299,10 @@ class Inbox:
                 self.on_replaced(self._commands.scope() if scope is None else scope)
             raise answer.error.with_traceback(None)
         if answer.failures:
+            scope = self._commands.scope() if scope is None else scope
+            self._await_settled(scope)
             with self._lock:
-                error = self._failed.choose(
-                    answer.failures, self._commands.scope() if scope is None else scope
-                )
+                error = self._failed.choose(answer.failures, scope)
             answer.failures = []
             try:
                 raise error
@@ -406,7 +438,7 @@ class Inbox:
             answer = self.answers.expected.get(seq)
             if answer is None or answer.error is not None:
                 return False
-            if self._failed.may_raise_late(scope):
+            if self.settling is not None or self._failed.may_raise_late(scope):
                 return False
         encoded = [value for value in answer.values.values() if isinstance(value, EncodedValue)]
         return not encoded or next(tickets_in(encoded), None) is None
@@ -428,6 +460,8 @@ class Inbox:
         Raises:
             RemoteError: The failure. Later ones of the scope are counted, and are seen too.
         """
+        if self.settling is not None:
+            self._await_settled(self._commands.scope() if scope is None else scope)
         if not self._failed.some:
             return
         scope = self._commands.scope() if scope is None else scope
@@ -440,6 +474,16 @@ class Inbox:
             error = self._failed.see(scope, sync=sync, before=before)
         if error is not None:
             raise error
+
+    def _await_settled(self, scope: Scope) -> None:
+        settling = self.settling
+        if settling is not None:
+            settling.wait(scope, self.ending)
+
+    def interrupt(self, interrupted: InterruptedCommands) -> None:
+        """Notes which commands were interrupted, for the scopes that issued them."""
+        with self._lock:
+            self._failed.interrupt(interrupted)
 
     def raise_left(self) -> None:
         """Raises the oldest unseen failure, whichever scope issued its command.

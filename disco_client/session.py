@@ -9,6 +9,7 @@ from disco_client import checkpointing, collectives, modules, objects, publishin
 from disco_client.core import SessionCore
 from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
+from disco_client.interrupts import Interrupts
 from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
 from disco_client.reentry import import_uninterrupted
@@ -1391,6 +1392,48 @@ class Session:
             4
         """
         return self._core.log.sender.batch()
+
+    def interrupt(
+        self,
+        workers: Iterable[int] | None = None,
+        *,
+        grace: float = 5.0,
+        force: bool = False,
+    ) -> tuple[int, ...]:
+        """Ends what the workers execute, and leaves out what was issued and has not begun.
+
+        The session goes on with what is issued afterwards. A function that runs is ended between
+        two instructions of Python, as by Ctrl-C; one that is inside a library, when that returns.
+        A collective ends on all its workers. What one worker has not executed counts as
+        interrupted on all: its result is missing everywhere, and each scope that issued such a
+        command learns of it once. What else a function has changed until then stays so.
+
+        Looking functions up, fetching and waiting are no commands that are interrupted: they see
+        what was left. Other threads and tasks wait with their next command until this is over.
+
+        Args:
+            workers: Whose running command ends; None for all workers. The others end theirs by
+                themselves, and leave out what follows.
+            grace: Seconds to wait until all workers have reacted.
+            force: Whether the processes are then ended of those that have not, as if they were
+                lost. Threads cannot be ended.
+
+        Returns:
+            The workers that have not reacted, mostly because they are inside of a library that
+            does not return: ``session.diagnose()`` shows where. They are interrupted as soon as
+            they return; until then the session waits. Empty if all have.
+
+        Raises:
+            ConfigError: There is no such worker, or ``grace`` is no number of seconds.
+            WorkerLost: It was ended by force, and the session does not recover from that.
+            SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import time
+            >>> ref = session.get_global_func("time.sleep")(0.1)
+            >>> late = session.interrupt()
+        """
+        return self._core.part(Interrupts).interrupt(workers, grace, force=force)
 
     def failures(self) -> Failures:
         """Errors that no call has raised, of threads, tasks and blocks that ended.

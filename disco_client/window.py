@@ -41,18 +41,43 @@ class Bar(Protocol):
         """Whether one thread or task alone may."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether those that may need no room."""
+        ...
+
     def __call__(self) -> bool:
         """Whether the call that asks has to wait; may raise."""
         ...
 
 
 class OneOwner:
-    """Admits one thread or task alone."""
+    """Admits one thread or task alone: the one that makes it.
+
+    Args:
+        over: Whether it needs no room.
+
+    Attributes:
+        over: As given.
+        former: The bar in whose place it is.
+        lifted: Whether it is over.
+    """
 
     exclusive: bool = True
 
-    def __init__(self, owner: object) -> None:
-        self._owner = owner
+    def __init__(self, *, over: bool = False) -> None:
+        self.over: bool = over
+        self.former: Bar | None = None
+        self.lifted: bool = False
+        self.take()
+
+    def take(self) -> None:
+        """Admits the caller from now on, and nobody else."""
+        self._owner: object = current_owner()
+
+    def leave(self) -> None:
+        """Admits nobody, until another thread takes it."""
+        self._owner = None
 
     def __call__(self) -> bool:
         """Whether it is another one that asks."""
@@ -117,12 +142,16 @@ class Window:
 
     def is_full(self) -> bool:
         """Whether the caller would wait for room."""
-        batches = self._batches
-        return self._ending.refused is None and (
+        batches, bar = self._batches, self.bar
+        if self._ending.refused is not None:
+            return False
+        if bar is not None and bar.over:
+            return bar()
+        return (
             batches.newest >= self.limit
             or batches.nbytes > self.nbytes
             or batches.beside > self.beside
-            or (self.bar is not None and self.bar())
+            or (bar is not None and bar())
         )
 
     @property

@@ -17,6 +17,14 @@ __all__ = ["noop", "print_for", "raw_allreduces", "sleep_on", "spin_for", "time_
 disco_server.register_func("bench.jacobi_step")(jacobi_step)
 
 
+@disco_server.register_func("bench.endless")
+def endless() -> None:
+    """Counts until it is interrupted."""
+    number = 0
+    while True:
+        number += 1
+
+
 @disco_server.register_func("bench.noop")
 def noop(_first: object, _second: object, _third: object) -> None:
     """Takes three arguments and does nothing."""

@@ -64,6 +64,28 @@ ACTION_DEFINE_PROGRAM: Action.ValueType  # 9
 ACTION_RUN_PROGRAM: Action.ValueType  # 10
 global___Action = Action
 
+class _Interrupted:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _InterruptedEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Interrupted.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    INTERRUPTED_NOT: _Interrupted.ValueType  # 0
+    INTERRUPTED_BEFORE: _Interrupted.ValueType  # 1
+    """None had begun it."""
+    INTERRUPTED_WITHIN: _Interrupted.ValueType  # 2
+    """One had begun it, so it may have changed its arguments."""
+
+class Interrupted(_Interrupted, metaclass=_InterruptedEnumTypeWrapper):
+    """How far workers had come with a command when they were interrupted."""
+
+INTERRUPTED_NOT: Interrupted.ValueType  # 0
+INTERRUPTED_BEFORE: Interrupted.ValueType  # 1
+"""None had begun it."""
+INTERRUPTED_WITHIN: Interrupted.ValueType  # 2
+"""One had begun it, so it may have changed its arguments."""
+global___Interrupted = Interrupted
+
 class _FailureKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -90,6 +112,8 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A collective of a call on chosen workers needs others."""
     FAILURE_KIND_STALE: _FailureKind.ValueType  # 10
     """A register whose content was on workers that others have taken the place of."""
+    FAILURE_KIND_INTERRUPTED: _FailureKind.ValueType  # 11
+    """The program interrupted the command, or had it left out."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """The families of failures a client tells apart."""
@@ -114,6 +138,8 @@ FAILURE_KIND_LEFT_OUT: FailureKind.ValueType  # 9
 """A collective of a call on chosen workers needs others."""
 FAILURE_KIND_STALE: FailureKind.ValueType  # 10
 """A register whose content was on workers that others have taken the place of."""
+FAILURE_KIND_INTERRUPTED: FailureKind.ValueType  # 11
+"""The program interrupted the command, or had it left out."""
 global___FailureKind = FailureKind
 
 @typing.final
@@ -133,12 +159,17 @@ class Command(google.protobuf.message.Message):
     RESULTS_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     KEYWORDS_FIELD_NUMBER: builtins.int
+    INTERRUPTED_FIELD_NUMBER: builtins.int
     action: global___Action.ValueType
     reg: builtins.int
     """The register that takes the result, or that the action is about."""
     func: builtins.int
     """CALL_PACKED: the register that holds the function.
     RUN_PROGRAM: the register that holds the program.
+    """
+    interrupted: global___Interrupted.ValueType
+    """Whether workers were interrupted in it, or left it out: one that is sent again is not
+    executed again.
     """
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.values_pb2.Value]: ...
@@ -176,9 +207,10 @@ class Command(google.protobuf.message.Message):
         results: collections.abc.Iterable[builtins.int] | None = ...,
         workers: collections.abc.Iterable[builtins.int] | None = ...,
         keywords: collections.abc.Iterable[builtins.str] | None = ...,
+        interrupted: global___Interrupted.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["program", b"program"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "keywords", b"keywords", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "interrupted", b"interrupted", "keywords", b"keywords", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "workers", b"workers"]) -> None: ...
 
 global___Command = Command
 

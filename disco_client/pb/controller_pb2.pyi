@@ -276,8 +276,17 @@ class Received(google.protobuf.message.Message):
     UNWANTED_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     QUESTION_FIELD_NUMBER: builtins.int
+    INTERRUPTED_FIELD_NUMBER: builtins.int
+    INTERRUPTED_WORKERS_FIELD_NUMBER: builtins.int
+    INTERRUPTED_BY_FORCE_FIELD_NUMBER: builtins.int
     question: builtins.int
     """Names this question in the answer."""
+    interrupted: builtins.int
+    """The last command that the program has interrupted: those up to it that workers have not begun
+    are left out. Said again until all workers are past it.
+    """
+    interrupted_by_force: builtins.bool
+    """The processes of these workers are ended."""
     @property
     def replies(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -296,6 +305,10 @@ class Received(google.protobuf.message.Message):
         these are. The daemon forgets nothing, and sends again what these workers sent after.
         """
 
+    @property
+    def interrupted_workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The workers that also end the command that they execute, if it is one of these."""
+
     def __init__(
         self,
         *,
@@ -304,8 +317,11 @@ class Received(google.protobuf.message.Message):
         unwanted: collections.abc.Iterable[global___Transfer] | None = ...,
         workers: collections.abc.Iterable[builtins.int] | None = ...,
         question: builtins.int = ...,
+        interrupted: builtins.int = ...,
+        interrupted_workers: collections.abc.Iterable[builtins.int] | None = ...,
+        interrupted_by_force: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["given_up", b"given_up", "question", b"question", "replies", b"replies", "unwanted", b"unwanted", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["given_up", b"given_up", "interrupted", b"interrupted", "interrupted_by_force", b"interrupted_by_force", "interrupted_workers", b"interrupted_workers", "question", b"question", "replies", b"replies", "unwanted", b"unwanted", "workers", b"workers"]) -> None: ...
 
 global___Received = Received
 

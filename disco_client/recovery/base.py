@@ -21,7 +21,7 @@ from disco_client.output import logger_of
 from disco_client.reentry import Condition, owned
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.threads import ThreadRefused, start_thread
-from disco_client.transport.base import ClientEnd, Expiry, Interrupted, Transport, Welcome
+from disco_client.transport.base import AnswerLost, ClientEnd, Expiry, Transport, Welcome
 from disco_client.transport.progress import Progress
 from disco_client.transport.sent_log import SentLog
 from disco_client.wire.batch import OutgoingBatch, SentBatch
@@ -410,17 +410,17 @@ class Recovering(ABC):
         """Fills a buffer with the array that a worker offered.
 
         Raises:
-            Interrupted: Its workers are gone; the answer is awaited once more.
+            AnswerLost: Its workers are gone; the answer is awaited once more.
         """
         incarnation = self._incarnation
         if ticket >> TICKETS != incarnation.number or incarnation.error is not None:
-            raise Interrupted
+            raise AnswerLost
         try:
             incarnation.transport.download(ticket & _MASK, worker, into)
         except SessionError:
             if not self._is_over(incarnation):
                 raise
-            raise Interrupted from None
+            raise AnswerLost from None
 
     def _is_over(self, incarnation: Incarnation) -> bool:
         """Whether the workers of a transfer that failed were lost, and will be replaced."""
@@ -520,6 +520,17 @@ class Recovering(ABC):
         incarnation = self._incarnation
         if incarnation.error is None and not incarnation.holding:
             incarnation.transport.check_alive()
+
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool = False) -> bool:
+        """Interrupts commands; to be said again where workers take the place of others just now."""
+        incarnation = self._incarnation
+        if self._may_interrupt(incarnation):
+            incarnation.transport.interrupt(until, workers, force=force)
+        return True
+
+    def _may_interrupt(self, incarnation: Incarnation) -> bool:
+        """Whether these workers execute what the program has issued since."""
+        return incarnation.error is None and not self._recovering
 
     def room(self) -> int:
         """How many slots are free for more workers like those of the session."""

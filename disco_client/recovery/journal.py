@@ -6,18 +6,19 @@ keep their numbers: if some are left out, the following batch says how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from disco_client.errors import EncodingError
 from disco_client.wire.batch import Entry, SentBatch, add_to_batch, command_of, read_batch
 from disco_client.wire.codec import (
+    INTERRUPTIBLE,
     Action,
     EncodedBatch,
     EncodedCommand,
-    EncodedValue,
-    inner_values,
+    InterruptedAt,
+    registers_in,
     tickets_in,
 )
 
@@ -187,6 +188,29 @@ class Journal:
         held = self._data_of(ticket)
         return self._add(Upload(ticket, worker, held, incarnation, given_up=why), 0)
 
+    def leave_out(self, commands: Mapping[int, InterruptedAt]) -> None:
+        """Lets a replay leave commands out, because the program has interrupted them.
+
+        Args:
+            commands: Their numbers, each with how far workers had come with it.
+        """
+        first, last = min(commands, default=1), max(commands, default=0)
+        for place, segment in enumerate(self.segments):
+            if segment.first <= last and first <= segment.last:
+                self.segments[place] = marked = _mark(segment, commands)
+                self.nbytes += len(marked.payload) - len(segment.payload)
+
+    def interruptible(self, after: int, until: int) -> list[int]:
+        """The numbers of those commands between two that an interrupt may end or leave out."""
+        return [
+            seq
+            for segment in self.segments
+            if segment.last > after and segment.first <= until
+            for seq, command in segment.entries()
+            if after < seq <= until
+            and (isinstance(command, tuple) or command.action in INTERRUPTIBLE)
+        ]
+
     def _data_of(self, ticket: int) -> bytes | None:
         found = (each.data for each in self.uploads.get(ticket, ()))
         return next((data for data in found if data is not None), None)
@@ -232,6 +256,18 @@ class Journal:
         self.arrays_dropped = self.dropped = False
         self.nbytes = sum(len(segment.payload) + _SEGMENT_COST for segment in self.segments)
         self.nbytes += self._array_bytes()
+
+
+def _mark(segment: Segment, commands: Mapping[int, InterruptedAt]) -> Segment:
+    """A segment in which some commands say that they were interrupted."""
+    batch = EncodedBatch(skipped=segment.skipped)
+    for seq, entry in segment.entries():
+        mark = commands.get(seq)
+        if mark is not None:
+            entry = command_of(entry) if isinstance(entry, tuple) else entry  # noqa: PLW2901
+            entry.interrupted = mark  # type: ignore[assignment]  (the numbers are the same)
+        add_to_batch(batch, entry, in_column=segment.in_column)
+    return replace(segment, payload=bytearray(batch.SerializeToString()))
 
 
 def _behind(segment: Segment, after: int) -> Segment:
@@ -471,7 +507,7 @@ def _find_makers(
             if seq > wanted.last:
                 continue
             written = set(_written(command)) & needed
-            given = set(_given(command))
+            given = set(registers_in(command.args))
             # A command may have changed its arguments.
             touched = given & (needed - made)
             if not (written or touched or seq in keep):
@@ -522,19 +558,6 @@ _WRITERS = frozenset(
         Action.DEFINE_PROGRAM,
     )
 )
-
-
-def _given(command: EncodedCommand) -> Iterator[int]:
-    """The registers among a command's arguments."""
-    for value in command.args:
-        yield from _registers(value)
-
-
-def _registers(value: EncodedValue) -> Iterator[int]:
-    if value.WhichOneof("kind") == "reg":
-        yield value.reg
-    for item in inner_values(value):
-        yield from _registers(item)
 
 
 def _all_commands(segment: Segment) -> Iterator[tuple[int, EncodedCommand]]:

@@ -93,6 +93,8 @@ class Admission:
             raise self._make(lost)
         return False
 
+    over = False
+
     @property
     def exclusive(self) -> bool:
         """Whether the thread that makes the state anew is admitted alone."""

@@ -7,7 +7,7 @@ program has received are not reported again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from disco_client.recovery.replayer import NONE_YET, KnownFailures, Replayer
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.batch import SentBatch
-from disco_client.wire.codec import EncodedCommand, EncodedReply
+from disco_client.wire.codec import EncodedCommand, EncodedReply, InterruptedAt
 
 __all__ = ["Replaying"]
 
@@ -49,6 +49,7 @@ class Replaying(Recovering):
         self._failures = KnownFailures()
         self._crash_loop = CrashLoopDetector()
         self._told_of_limit = False
+        self._interrupting = 0
 
     # What the program sends -------------------------------------------------------------
 
@@ -115,6 +116,41 @@ class Replaying(Recovering):
             ]
         if own:
             incarnation.transport.give_up(own, why)
+
+    # Interrupts -----------------------------------------------------------------------------
+
+    def _may_interrupt(self, incarnation: Incarnation) -> bool:
+        """Whether these workers are past what they do again, the results of which are known."""
+        return super()._may_interrupt(incarnation) and incarnation.complete
+
+    def begin_interrupt(self, until: int) -> None:
+        """Notes that commands are being interrupted: what is not known to be over is not repeated.
+
+        Args:
+            until: The last of them; 0 when it is known what was interrupted.
+        """
+        self._interrupting = until
+
+    def leave_out(self, commands: Mapping[int, InterruptedAt]) -> None:
+        """Lets workers that replay the session leave out what was interrupted.
+
+        Args:
+            commands: The numbers, each with how far workers had come.
+        """
+        with self._lock:
+            self._incarnation.sent.retain_all()
+            self._journal.leave_out(commands)
+
+    def lost(self, incarnation: Incarnation, error: SessionError) -> None:
+        """Called when an incarnation is over; requests other workers, or the session is lost."""
+        until = self._interrupting
+        with self._lock:
+            if until and incarnation is self._incarnation:
+                # Nobody can say how far its workers had come.
+                incarnation.sent.retain_all()
+                unknown = self._journal.interruptible(incarnation.acked, until)
+                self._journal.leave_out(dict.fromkeys(unknown, InterruptedAt.WITHIN))
+        super().lost(incarnation, error)
 
     # When workers are lost ------------------------------------------------------------------
 

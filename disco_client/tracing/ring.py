@@ -102,6 +102,10 @@ class Header:
     """How many bytes the rank's arrays had, in all collectives together."""
     LOST = 5
     """When the rank lost its communicator, on the monotonic clock in ns; 0 if it did not."""
+    INTERRUPTED = 6
+    """Up to which command the program has interrupted it; its starter writes this."""
+    ENDS = 7
+    """Up to which command it also ends one that has begun; as above."""
     COUNT = 8
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from disco_client.wire.reports import Inspection
 
 __all__ = [
+    "AnswerLost",
     "ArrayEndpoint",
     "Bound",
     "ClientEnd",
     "EndpointLost",
     "Expiry",
     "ForeignTransport",
-    "Interrupted",
     "Live",
     "Pump",
     "QueuePosition",
@@ -133,7 +133,7 @@ class Welcome:
     window: int = WINDOW_COMMANDS
 
 
-class Interrupted(SessionError):
+class AnswerLost(SessionError):
     """The worker that offered an array is gone; another one will send its answer again."""
 
 
@@ -405,6 +405,19 @@ class Transport(Protocol):
 
     def detach(self, lease: float) -> None:
         """Lets :meth:`close` leave the session as it is, for others to attach."""
+        ...
+
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool = False) -> bool:
+        """Interrupts commands that were issued, whatever workers do; may be repeated.
+
+        Args:
+            until: The last of them. Workers leave out those that they have not begun.
+            workers: Who also ends the one that it executes.
+            force: The processes of these workers are ended instead.
+
+        Returns:
+            Whether it can do that; False for workers that are threads, with ``force``.
+        """
         ...
 
     def check_alive(self) -> None:

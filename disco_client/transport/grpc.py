@@ -267,6 +267,11 @@ class GrpcTransport:
         # Wakes threads that wait for a daemon; they would not learn of the end otherwise.
         self._arrays.close()
 
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool = False) -> bool:
+        """Interrupts commands, or ends the processes of these workers."""
+        self._stream.interrupt(until, workers, force=force)
+        return True
+
     def check_alive(self) -> None:
         """To be called while a caller waits: makes sure that the session continues or ends."""
         if not self._ended.is_set():

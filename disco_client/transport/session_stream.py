@@ -72,6 +72,7 @@ class SessionStream:
         self._low = 0
         self._leaving = Event()
         self._given_up = GivenUp()
+        self._interrupt: controller_pb2.Received | None = None
         self.notices = Notices()
         self.connected = False
 
@@ -220,10 +221,29 @@ class SessionStream:
     ) -> bytes:
         # Before it delivers anything, no worker waits for an upload.
         given_up = [] if self._client is None else self._given_up.still(self._client.acked)
-        raw = controller_pb2.Received(
+        received = controller_pb2.Received(
             replies=self._replies.numbers, given_up=given_up, unwanted=unwanted
-        ).SerializeToString()
+        )
+        interrupt, acked = self._interrupt, 0 if self._client is None else self._client.acked
+        if interrupt is not None and interrupt.interrupted > acked:
+            received.MergeFrom(interrupt)
+        raw = received.SerializeToString()
         return envelope(kind, raw, session=self._at.ready.session, worker=worker)
+
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool) -> None:
+        """Interrupts commands, until no worker can be in one of them.
+
+        It goes ahead of commands that wait to be sent, and is said again over the next connection.
+
+        Args:
+            until: The last of them.
+            workers: Who also ends the one that it executes.
+            force: The processes of these workers are ended instead.
+        """
+        self._interrupt = controller_pb2.Received(
+            interrupted=until, interrupted_workers=workers, interrupted_by_force=force
+        )
+        self._at.out.say(self._received(EnvelopeKind.RECEIVED))
 
     # Arrays that will not be transferred -----------------------------------------------------
 
@@ -251,7 +271,7 @@ class SessionStream:
         if have.node not in self._awaited:
             worker = next(iter(have.workers), None)
             self._at.out.rewind(have.last_seq, worker)
-            if self._given_up:
+            if self._given_up or self._interrupt is not None:
                 self._at.out.say(self._received(EnvelopeKind.RECEIVED, worker=worker))
             return
         self._awaited.discard(have.node)

@@ -35,6 +35,7 @@ from disco_client.wire.values import (
 )
 
 __all__ = [
+    "INTERRUPTIBLE",
     "PROTOCOL",
     "Action",
     "EncodedBatch",
@@ -45,6 +46,7 @@ __all__ = [
     "EncodedValue",
     "EnvelopeKind",
     "FailureKind",
+    "InterruptedAt",
     "decode_args",
     "decode_failure",
     "decode_value",
@@ -58,6 +60,7 @@ __all__ = [
     "is_shape",
     "join_envelopes",
     "mismatch",
+    "registers_in",
     "split_keywords",
     "tickets_in",
     "type_name",
@@ -86,6 +89,10 @@ class Action(enum.IntEnum):
     DEBUG_SET_REGISTER = 8
     DEFINE_PROGRAM = 9
     RUN_PROGRAM = 10
+
+
+INTERRUPTIBLE = frozenset((Action.CALL_PACKED, Action.COPY_TO_WORKER0, Action.RUN_PROGRAM))
+"""What is left out where the program has interrupted it; all else takes no time, or is asked."""
 
 
 class EnvelopeKind(enum.IntEnum):
@@ -152,6 +159,15 @@ class FailureKind(enum.IntEnum):
     FILE = 8
     LEFT_OUT = 9
     STALE = 10
+    INTERRUPTED = 11
+
+
+class InterruptedAt(enum.IntEnum):
+    """How far workers had come with a command when they were interrupted."""
+
+    NOT = 0
+    BEFORE = 1
+    WITHIN = 2
 
 
 _NO_PORTER = ArrayPorter()
@@ -660,6 +676,15 @@ def tickets_in(values: Iterable[EncodedValue]) -> Iterator[int]:
             yield from tickets_in(inner_values(value))
         elif value.array.WhichOneof("data") == "ticket":
             yield value.array.ticket
+
+
+def registers_in(values: Iterable[EncodedValue]) -> Iterator[int]:
+    """Yields the registers that encoded values stand for, those inside others included."""
+    for value in values:
+        if value.WhichOneof("kind") == "reg":
+            yield value.reg
+        else:
+            yield from registers_in(inner_values(value))
 
 
 # The version of the protocol, and the error for two versions that do not match.

@@ -7,7 +7,7 @@ messages: its ranks have all the data as soon as they know that they agree.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from disco_server.collectives.validation import Family
 
 __all__ = [
+    "ASK_EVERY",
     "NO_DATA",
     "SPINS",
     "TEXT_BYTES",
@@ -25,6 +26,7 @@ __all__ = [
     "cut_text",
     "fit_text",
     "naps",
+    "patient",
     "read_text",
 ]
 
@@ -42,6 +44,10 @@ SPINS = 20_000
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 50e-6, 10e-3
 
+ASK_EVERY = 16
+"""After how many such looks it asks whether to wait at all: where ranks share a processor, each may
+take as long as a peer's time slice."""
+
 _NAP_GROWTH = 1.005
 
 
@@ -56,6 +62,11 @@ def naps() -> Iterator[float]:
     while True:
         yield seconds
         seconds = min(seconds * _NAP_GROWTH, _LONGEST_NAP_S)
+
+
+def patient() -> bool:
+    """False: the wait has no other end than the round's."""
+    return False
 
 
 class Slot:
@@ -146,8 +157,14 @@ class HeaderExchange(ABC):
         """Whether the round is complete."""
 
     @abstractmethod
-    def meet(self, header: bytes) -> bytes:
-        """Posts a header, waits until the round is complete and returns its `headers`."""
+    def meet(self, header: bytes, gives_way: Callable[[], bool] = patient) -> bytes:
+        """Posts a header, waits until the round is complete and returns its `headers`.
+
+        Args:
+            header: As of `start`.
+            gives_way: Asked now and then whether to wait no longer; then nothing is returned, and
+                `test` says later whether the round is complete.
+        """
 
     @abstractmethod
     def headers(self) -> bytes:

@@ -322,6 +322,12 @@ class LocalWorld:
                     found.close()
         return found
 
+    def wake(self) -> None:
+        """Lets every rank that waits ask whether it was interrupted."""
+        with self._lock:
+            for barrier in self._barriers.values():
+                barrier.wake()
+
     def close(self) -> None:
         """Ends every wait of every rank with `UnavailableError`; idempotent."""
         with self._lock:

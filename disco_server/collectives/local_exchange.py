@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from disco_server.collectives.header_exchange import HeaderExchange, Slot, cut_text, read_text
+from disco_server.collectives.header_exchange import (
+    HeaderExchange,
+    Slot,
+    cut_text,
+    patient,
+    read_text,
+)
 from disco_server.collectives.numeric import combine_all
 from disco_server.collectives.preflight import HEADER_BYTES
 from disco_server.collectives.thread_barrier import MOST_ALONE_BYTES, ThreadBarrier
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from disco_server.collectives.types import Array, ReduceOp
     from disco_server.collectives.validation import Family
 
@@ -88,13 +96,16 @@ class LocalExchange(HeaderExchange):
         """
         return self._barrier.is_over(self._index)
 
-    def meet(self, header: bytes) -> bytes:
+    def meet(self, header: bytes, gives_way: Callable[[], bool] = patient) -> bytes:
         """See `HeaderExchange.meet`.
 
         Raises:
             UnavailableError: The session is over.
         """
-        return self._barrier.meet(self._index, self._post(header), _end_round)[0]
+        barrier, index = self._barrier, self._index
+        if barrier.come_and_wait(index, self._post(header), _end_round, gives_way):
+            return barrier.result(index)[0]
+        return b""
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""

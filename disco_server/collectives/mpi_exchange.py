@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from disco_server.collectives.header_exchange import (
+    ASK_EVERY,
     SPINS,
     HeaderExchange,
     Slot,
     cut_text,
     naps,
+    patient,
     read_text,
 )
 from disco_server.collectives.preflight import HEADER_BYTES
@@ -117,27 +119,35 @@ class MpiExchange(HeaderExchange):
         """Whether all headers have arrived and this rank's was sent."""
         return bool(self._test_all(self._active))
 
-    def meet(self, header: bytes) -> bytes:
+    def meet(self, header: bytes, gives_way: Callable[[], bool] = patient) -> bytes:
         """Does all of a round at once; waiting here yields to other ranks."""
         # What `start` and `headers` do, spelled out: after large operations the
         # interpreter finds its caches cold, and each call costs three times as much.
         self._head[:] = header[:HEADER_BYTES]
         active = self._rounds[len(header) - HEADER_BYTES]
         self._start_all(active)
-        self._wait(active)
-        return self._heads.tobytes()
+        if self._wait(active, gives_way):
+            return self._heads.tobytes()
+        self._active = active
+        return b""
 
-    def _wait(self, active: list[Any]) -> None:
+    def _wait(self, active: list[Any], gives_way: Callable[[], bool]) -> bool:
+        """Waits until a round is complete; False where it gives way before."""
         # MPI's own wait never sleeps, and a peer may be busy with something else for long.
         test, give_way = self._test_all, os.sched_yield
-        for _ in range(SPINS):
+        for spin in range(SPINS):
             if test(active):
-                return
+                return True
+            if not spin % ASK_EVERY and gives_way():
+                return False
             give_way()
         for seconds in naps():
             if test(active):
-                return
+                return True
+            if gives_way():
+                return False
             time.sleep(seconds)
+        return True
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""

@@ -90,6 +90,14 @@ All that it could have met there is left out likewise, so nothing is waited for;
 not done with the command, and may enter channels whose members all execute it. To these
 all of the above applies.
 
+Interrupted commands
+--------------------
+A rank whose command H the program interrupts while it waits in a channel cannot take its call
+back, but enters nothing else in H: it posts a token of H in all its other channels, as if it had
+failed, and in this one when the call is over. The call itself ends as above: it runs, or a peer's
+token aborts it; where it would be repeated, the rank posts its token instead, which aborts it for
+all. So ranks that wait for each other in several channels, as around a ring, release each other.
+
 What it cannot detect: a rank that goes past a collective without failing and stays
 idle. Its peers wait until it reaches another collective of that channel (mismatch)
 or fails; likewise ranks that enter two channels in different orders.
@@ -103,7 +111,7 @@ says whether there is such a token; only then do waits become polls.
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -237,8 +245,14 @@ class Exchange(Protocol):
         """Whether the round is complete."""
         ...
 
-    def meet(self, header: bytes) -> bytes:
-        """Posts a header, waits until the round is complete and returns its `headers`."""
+    def meet(self, header: bytes, gives_way: Callable[[], bool] = ...) -> bytes:
+        """Posts a header, waits until the round is complete and returns its `headers`.
+
+        Args:
+            header: As of `start`.
+            gives_way: Whether to wait no longer; then nothing is returned, and `test` says later
+                whether the round is complete.
+        """
         ...
 
     def headers(self) -> bytes:
@@ -270,7 +284,7 @@ class Channel:
 
 
 class CommandPosition(Protocol):
-    """Says how far a rank is: `rank.worker.Worker` does.
+    """Says how far a rank is: `rank.signals.CallGuard` does.
 
     Attributes:
         position: The command being executed, or the last one.
@@ -278,12 +292,18 @@ class CommandPosition(Protocol):
 
     position: int
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the program has interrupted that command."""
+        ...
+
 
 @dataclass(slots=True)
 class _OwnPosition:
     """That of a rank which says so itself; see `Preflight.position`."""
 
     position: int = -1
+    interrupted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -307,6 +327,7 @@ class Preflight:
     participants: frozenset[int] | None = None
     _floors: dict[int, int] = field(default_factory=dict[int, int])
     _blame: tuple[int, int] = (-2, -1)
+    _owed: Channel | None = None
 
     @property
     def position(self) -> int:
@@ -358,10 +379,11 @@ class Preflight:
             payload: Stands behind the header; see `Exchange.start`.
 
         Returns:
-            Whether the call may run. If not, the round is complete and `negotiate`
-            with `posted` must carry on.
+            Whether the call may run. If not, the round is complete, or the command was
+            interrupted, and `negotiate` with `posted` must carry on.
         """
-        if channel.exchange.meet(header + payload) == header * len(channel.members):
+        met = channel.exchange.meet(header + payload, self._gives_way)
+        if met == header * len(channel.members):
             channel.ran = channel.seq
             return True
         return False
@@ -390,13 +412,18 @@ class Preflight:
             while channel.pending:
                 yield from self._wait(channel)
                 self._finish_token(channel, self.position - 1)
+            if self.cannot_come:  # it was interrupted meanwhile
+                self.cannot_enter(self.position)
+                return Decision(Outcome.ABORTED, (self.me,))
         mine = RoundHeader._make(_LAYOUT.unpack_from(header))
         while True:
             if not posted:
                 channel.exchange.start(header)
-                yield from self._wait(channel)
+            yield from self._wait(channel)
             posted = False
             decision = decide(self._read(channel), mine)
+            if decision.kind is Outcome.REPEAT and self.cannot_come:  # it was interrupted meanwhile
+                decision = Decision(Outcome.ABORTED, (self.me,))
             if decision.kind is not Outcome.REPEAT:
                 break
         if decision.kind is Outcome.ABORTED:
@@ -407,16 +434,26 @@ class Preflight:
         self._look_around()
         return decision
 
-    def cannot_enter(self, seq: int) -> None:
-        """Posts a token in every channel that has none pending, once for a command."""
-        if seq <= self.failed:
-            return
-        self.failed = seq
-        self._serve(None, self.position - 1)
-        for channel in self.channels:
+    def cannot_enter(self, seq: int, inside: Channel | None = None) -> None:
+        """Posts a token in every channel that has none pending, once for a command.
+
+        Args:
+            seq: The command.
+            inside: The channel in which this rank has posted a call of that command; it gets its
+                token when that is over.
+        """
+        former, self._owed = self._owed, inside
+        if seq > self.failed:
+            self.failed = seq
+            self._serve(inside, self.position - 1)
+            due = [channel for channel in self.channels if channel is not inside]
+        else:
+            due = [] if former is None else [former]
+        for channel in due:
             if not channel.pending:
                 self._post_token(channel, self.position - 1)
-        self._look_around()
+        if due:
+            self._look_around()
 
     def poll(self) -> bool:
         """Polls pending tokens between commands; returns `busy`."""
@@ -454,8 +491,15 @@ class Preflight:
 
     def _wait(self, channel: Channel) -> Iterator[None]:
         while not channel.exchange.test():
+            if self._gives_way():
+                self.cannot_enter(self.position, channel)
             yield
             self._serve(channel, self.position - 1)
+
+    def _gives_way(self) -> bool:
+        """Whether the program has interrupted the command, and peers do not know that yet."""
+        progress = self.progress
+        return progress.interrupted and progress.position > self.failed
 
     def _serve(self, busy_channel: Channel | None, passed: int) -> None:
         if self.busy:

@@ -25,17 +25,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from disco_server.collectives.header_exchange import (
+    ASK_EVERY,
     SPINS,
     TEXT_BYTES,
     HeaderExchange,
     Slot,
     cut_text,
     naps,
+    patient,
     read_text,
 )
 from disco_server.collectives.preflight import HEADER_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from disco_server.collectives.types import Array
 
 __all__ = ["SharedMemoryExchange", "channel_bytes"]
@@ -148,7 +152,7 @@ class SharedMemoryExchange(HeaderExchange):
         self._posted = self._posted and bool(self.absent())
         return not self._posted
 
-    def meet(self, header: bytes) -> bytes:
+    def meet(self, header: bytes, gives_way: Callable[[], bool] = patient) -> bytes:
         """See `HeaderExchange.meet`; waiting here yields to other ranks."""
         # What `start` does, spelled out, as in `MpiExchange.meet`.
         number = self._round = self._round + 1
@@ -159,22 +163,29 @@ class SharedMemoryExchange(HeaderExchange):
         counters = board.counters
         counters[self._index] = number
         for peer in self._peers:
-            if counters[peer] != number:
-                self._wait(peer)
+            if counters[peer] != number and not self._wait(peer, gives_way):
+                self._posted = True
+                return b""
         self._posted = False
         return board.headers.tobytes()
 
-    def _wait(self, peer: int) -> None:
+    def _wait(self, peer: int, gives_way: Callable[[], bool]) -> bool:
+        """Waits until a peer has posted in the round; False where it gives way before."""
         counters, number = self._board.counters, self._round
         give_way = os.sched_yield
-        for _ in range(SPINS):
+        for spin in range(SPINS):
             if counters[peer] == number:
-                return
+                return True
+            if not spin % ASK_EVERY and gives_way():
+                return False
             give_way()
         for seconds in naps():
             if counters[peer] == number:
-                return
+                return True
+            if gives_way():
+                return False
             time.sleep(seconds)
+        return True
 
     def headers(self) -> bytes:
         """See `HeaderExchange.headers`."""

@@ -73,7 +73,56 @@ class ThreadBarrier:
         gate = self._gates[place]
         if not self._bring(place, what, act, gate):
             gate.acquire()
+            while self._sleeps_on(place):
+                gate.acquire()
         return self.result(place)
+
+    def come_and_wait(
+        self,
+        place: int,
+        what: Any,
+        act: Callable[[list[Any]], Any],
+        gives_way: Callable[[], bool],
+    ) -> bool:
+        """Comes to the next round, and waits; for the other arguments see `meet`.
+
+        Args:
+            place: This thread's, from 0.
+            what: What it brings.
+            act: Called by the last thread.
+            gives_way: Whether to wait no longer, asked when the thread is woken.
+
+        Returns:
+            Whether the round is over, or never will be.
+
+        Raises:
+            UnavailableError: The session is over.
+        """
+        gate = self._gates[place]
+        if not self._bring(place, what, act, gate):
+            gate.acquire()
+            while not self._is_settled(place):
+                if gives_way():
+                    return False
+                if self._sleeps_on(place):
+                    gate.acquire()
+        return True
+
+    def _is_settled(self, place: int) -> bool:
+        return self._closed or self._rounds >= self._came[place]
+
+    def _sleeps_on(self, place: int) -> bool:
+        """Whether a thread that was woken before its round is over has to sleep again."""
+        if self._is_settled(place):
+            return False
+        with self._lock:
+            self._asleep[place] = asleep = not self._is_settled(place)
+        return asleep
+
+    def wake(self) -> None:
+        """Lets the threads that wait ask whether they give way."""
+        with self._lock:
+            self._wake()
 
     def come(self, place: int, what: Any, act: Callable[[list[Any]], Any]) -> None:
         """Comes to the next round without waiting; for the arguments see `meet`.

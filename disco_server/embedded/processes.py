@@ -406,6 +406,15 @@ class ProcessTransport(Bound):
         for child in list(self._children.ranks.values()):
             child.wake_waiters()
 
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool = False) -> bool:
+        """Interrupts commands, or ends the processes of these workers."""
+        for child in self._children.ranks.values():
+            if not force:
+                child.interrupt(until, until if child.worker in workers else 0)
+            elif child.worker in workers:
+                child.end_interrupted()
+        return True
+
     def check_alive(self) -> None:
         """Raises the session's error, once it has one."""
         if self._error is not None:

@@ -481,6 +481,12 @@ class RankThread(ArrayPorter):
     def _emit(self, is_error: bool, lines: list[str]) -> None:
         self._client.printed(self._worker.worker_id, self._worker.node, is_error, lines)
 
+    def interrupt(self, until: int, ends: int) -> None:
+        """Lets the rank leave commands out, and end the one that runs; for another thread."""
+        ident = self.thread.ident
+        if ident is not None and self.thread.is_alive():
+            self._worker.guard.interrupt_thread(ident, until, ends)
+
     def report(self, *, stacks: bool, flights: bool) -> RankReport:
         """Reports what the rank does; for any thread."""
         worker, ident, stack, note = self._worker, self.thread.ident, "", ""
@@ -756,6 +762,14 @@ class ThreadTransport(Bound):
         else:
             self.ask(ask, waiter)
         return waiter.acquire(timeout=seconds)
+
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool = False) -> bool:
+        """Interrupts commands; nothing ends a thread by force."""
+        if not force:
+            for worker, rank in enumerate(self._ranks):
+                rank.interrupt(until, until if worker in workers else 0)
+            self._world.wake()
+        return not force
 
     def check_alive(self) -> None:
         """Raises the session's error, once it has one."""

@@ -197,6 +197,16 @@ class RankProcess:
             return False
         return after_name.split()[0] in ("T", "t")
 
+    def interrupt(self, until: int, ends: int) -> None:
+        """Lets the process leave commands out, and end the one that runs; see `RankMemory`."""
+        if self.status is None:
+            with contextlib.suppress(OSError):
+                self.memory.interrupt(self.pid, until, ends)
+
+    def end_interrupted(self) -> None:
+        """Kills the process, because the command that it executes has not ended."""
+        self.end_because("was ended because it did not react to an interrupt (force=True)")
+
     def kill(self) -> None:
         """Ends the process and every process it started that stayed in its group."""
         with contextlib.suppress(PermissionError):

@@ -109,6 +109,11 @@ class FlightRecorder:
         """Records when the communicator was lost, which ends this process; on any thread."""
         self._header[Header.LOST] = _now()
 
+    @property
+    def interrupts(self) -> tuple[int, int]:
+        """Up to which commands the starter of this process says that it is interrupted."""
+        return self._header[Header.INTERRUPTED], self._header[Header.ENDS]
+
     # Names --------------------------------------------------------------------------------
 
     def label(self, name: str) -> int:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import struct
 
 from disco_client.tracing.ring import RING_BYTES, FlightRecord, Header
 from disco_client.tracing.ring_end import read_now
 from disco_server.observe.flight import CAUSE_MARK, STACK_BYTES, make_memory
 from disco_server.observe.stacks import ASKED, FORCED_STACK_SIGNAL, STACK_SIGNAL
 
-__all__ = ["RankMemory", "read_record"]
+__all__ = ["INTERRUPT_SIGNAL", "RankMemory", "read_record"]
+
+INTERRUPT_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2) + 7
+"""One that neither libraries nor programs use: those at the ends have other owners. (Where there
+are none of these, there are no ranks that are processes.)"""
 
 # How a whole stack ends: this module's last frame, or the first one of `-m`, or many frames.
 _LAST_LINES = ("\n\n", "in _run_module_as_main\n", "  ...\n")
@@ -46,6 +52,15 @@ class RankMemory:
             return os.pread(self.fd, size, at)
         except OSError:
             return self._kept[0][at : at + size]
+
+    def interrupt(self, pid: int, until: int, ends: int) -> None:
+        """Tells a process that commands are interrupted; see `CallGuard` for the numbers.
+
+        Raises:
+            OSError: There is no such process.
+        """
+        os.pwrite(self.fd, struct.pack("<2Q", until, ends), 8 * Header.INTERRUPTED)
+        os.kill(pid, INTERRUPT_SIGNAL)
 
     def ask_for_stack(self, pid: int) -> None:
         """Requests the stack of a process; discards an earlier one.

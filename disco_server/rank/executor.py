@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,20 +21,24 @@ from disco_client.tracing.ring import Flag, what_of
 from disco_client.wire.array_likes import ArrayRefused
 from disco_client.wire.batch import command_of, plain_call
 from disco_client.wire.codec import (
+    INTERRUPTIBLE,
     Action,
     EncodedBatch,
     EncodedCommand,
     EncodedReply,
     EncodedValue,
     FailureKind,
+    InterruptedAt,
     decode_args,
     encode_failure,
     encode_value,
+    registers_in,
     split_keywords,
     type_name,
 )
 from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
+from disco_server.collectives.types import AbortedError
 from disco_server.devices.foreign import destination, native
 from disco_server.modules.unfinished import UNFINISHED, refuse_unfinished
 from disco_server.observe.flight import SLOT_MASK
@@ -47,6 +51,7 @@ from disco_server.rank.errors import (
 )
 from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
 from disco_server.rank.holdings import describe_holdings
+from disco_server.rank.interrupts import is_changeable
 from disco_server.rank.program import (
     UNWRITTEN,
     CompiledProgram,
@@ -63,7 +68,7 @@ from disco_server.rank.registers import (
     check_fits,
     is_any_array,
 )
-from disco_server.rank.signals import CALL_ENDS
+from disco_server.rank.signals import CALL_ENDS, CommandInterrupted, NotBegun
 from disco_server.rank.worker import DevicePorter, Worker
 
 if TYPE_CHECKING:
@@ -147,8 +152,7 @@ class FunctionNames:
 
     def of(self, register: int) -> str:
         """The name of the function in a register, where it was found by name or has one."""
-        slots = self._registers.slots
-        held = slots[register] if register < len(slots) else None
+        held = self._registers.peek(register)
         if isinstance(held, NamedCall):
             return held.name
         func, name = self._names.get(register, (None, ""))
@@ -174,8 +178,10 @@ class Executor:
         self._live = sink.live
         self._flight = worker.flight
         self._guard = worker.guard
+        self._interruption = worker.interruption
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
+        worker.guard.on_interrupt = partial(setattr, self.registers, "suspect", True)
         self._names = FunctionNames(worker, self.registers)
         self._programs: WeakSet[CompiledProgram] = WeakSet()
         self.seq = 0
@@ -224,18 +230,28 @@ class Executor:
         self._bytes += batch.bulk
         self._acknowledge()
 
-    def run(self, first_seq: int, calls: list[int], commands: Iterable[EncodedCommand]) -> None:
+    def run(self, first_seq: int, calls: list[int], commands: Sequence[EncodedCommand]) -> None:
         """Executes commands; ``calls`` is their column of plain calls, or empty."""
         flight = self._flight
         due = flight.begin(max(first_seq, self.seq + 1))
         if calls:
-            self._run_column(first_seq, calls, iter(commands), due)
+            self._run_column(first_seq, calls, commands, due)
         else:
-            for seq, command in enumerate(commands, first_seq):
-                self._run_command(seq, command)
-                if seq >= due:
-                    due = flight.stamp(seq)
+            self._run_commands(first_seq, commands, due)
         flight.finish(self.seq)
+
+    def _run_commands(self, first_seq: int, commands: Sequence[EncodedCommand], due: int) -> None:
+        """Executes a batch without a column."""
+        last = first_seq + len(commands) - 1
+        while self.seq < last:
+            try:
+                at = max(first_seq, self.seq + 1)
+                for seq, command in enumerate(commands[at - first_seq :], at):
+                    self._run_command(seq, command)
+                    if seq >= due:
+                        due = self._flight.stamp(seq)
+            except CommandInterrupted:  # of a command that was over by then
+                pass
 
     def _acknowledge(self) -> None:
         """Acknowledges this rank's progress, if no reply was sent for many commands."""
@@ -245,7 +261,7 @@ class Executor:
     def _run_command(self, seq: int, command: EncodedCommand) -> None:
         if seq <= self.seq:
             return  # sent again after a lost connection
-        self._worker.position = seq
+        self._guard.position = seq
         if command.released:
             self.registers.release(command.released)
         if not self._reserve(seq, command):
@@ -254,7 +270,10 @@ class Executor:
         chosen = command.workers
         here = not chosen or self._worker.worker_id in chosen
         self._flight.kinds[seq & SLOT_MASK] = self._what(command, here=here)
-        if here:
+        if here and self._is_left_out(seq, command):
+            begun = command.interrupted == InterruptedAt.WITHIN
+            self._leave_interrupted(seq, command, begun=begun)
+        elif here:
             self._porter.begin()
             handler = self._handlers.get(command.action, self._refuse_action)
             if chosen:
@@ -262,7 +281,7 @@ class Executor:
                     handler(seq, command)
             else:
                 handler(seq, command)
-        elif command.action == _CALL:
+        elif command.action == _CALL or _brings_anew(command):
             self.registers.write(command.reg, None)
         self.seq = seq
 
@@ -287,79 +306,154 @@ class Executor:
         return what if here else what | _ELSEWHERE
 
     def _run_column(  # noqa: C901, PLR0912, PLR0915  (calls inside it would cost too much)
-        self, first_seq: int, calls: list[int], commands: Iterator[EncodedCommand], due: int
+        self, first_seq: int, calls: list[int], commands: Sequence[EncodedCommand], due: int
     ) -> None:
         """Executes a batch whose plain calls stand in one column of numbers.
 
         This loop is where the workers of a busy session spend their time, so it
         looks into the registers itself; see commands.proto for the column.
         """
-        worker, registers, flight = self._worker, self.registers, self._flight
+        registers, flight = self.registers, self._flight
         guard = self._guard
         slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
         kinds, unfinished = flight.kinds, UNFINISHED
         mask, done, size = SLOT_MASK, self.seq, len(slots)
-        at, end, seq = 0, len(calls), first_seq - 1
+        # What has been executed: all three go on together, right after a command.
+        at, seq, beside = 0, first_seq, 0
+        end = len(calls)
         while at < end:
-            seq += 1
-            released = calls[at]
-            if released < 0:
-                at += 1
-                self._run_command(seq, next(commands))
-                size = len(slots)
-                if seq >= due:
-                    due = flight.stamp(seq)
-                continue
-            head = at + 1 + released
-            func, reg, first_arg = calls[head], calls[head + 1], head + 3
-            after = first_arg + calls[head + 2]
-            if after > end or after < first_arg:
-                msg = f"the column of calls breaks off at {head}"
-                raise ValueError(msg)
-            if seq > done:
-                worker.position = seq
-                if reg >= size:
-                    if not self._reserve(seq, EncodedCommand(action=_CALL, func=func, reg=reg)):
-                        registers.release(calls[at + 1 : head])
-                        at = after
+            try:
+                while at < end:
+                    released = calls[at]
+                    if released < 0:
+                        guard.land()
+                        self._run_command(seq, commands[beside])
+                        size = len(slots)
+                        at, seq, beside = at + 1, seq + 1, beside + 1
+                        if seq > due:
+                            due = flight.stamp(seq - 1)
                         continue
-                    size = len(slots)
-                if released:
-                    for dead in (calls[at + 1],) if released == 1 else calls[at + 1 : head]:
-                        if dead < size:
-                            slots[dead] = None
-                            labels[dead] = unnamed
-                try:
-                    kinds[seq & mask] = labels[func]
-                    function = slots[func]
-                    args: list[Any] = calls[first_arg:after]
-                    place = 0
-                    for arg in args:
-                        args[place] = slots[arg >> 1] if arg & 1 else arg >> 1
-                        place += 1  # noqa: SIM113  (faster)
-                    if registers.poisoned or not callable(function):
-                        check_call(func, function, args)
-                    guard.calling = True
-                    slots[reg] = result = function(*args)
-                    guard.calling = False
-                    if result is not None:
-                        if type(result) in unfinished:
-                            refuse_unfinished(result)
-                        result = None  # the register alone has it
-                except BaseException as error:  # noqa: BLE001  (user code may raise anything)
-                    guard.calling = False
-                    command = command_of(plain_call((), func, reg, calls[first_arg:after]))
-                    self._end_call(seq, command, command.args, error)
-                if seq >= due:
-                    due = flight.stamp(seq)
-            at = after
-        self.seq = max(seq, done)
+                    head = at + 1 + released
+                    func, reg, first_arg = calls[head], calls[head + 1], head + 3
+                    after = first_arg + calls[head + 2]
+                    if after > end or after < first_arg:
+                        msg = f"the column of calls breaks off at {head}"
+                        raise ValueError(msg)
+                    if seq > done:
+                        suspect = registers.suspect
+                        if suspect:
+                            guard.land()  # nothing of the command before comes in this one
+                        guard.position = seq
+                        if reg >= size:
+                            if not self._reserve(
+                                seq, EncodedCommand(action=_CALL, func=func, reg=reg)
+                            ):
+                                registers.release(calls[at + 1 : head])
+                                at, seq = after, seq + 1
+                                continue
+                            size = len(slots)
+                        if released:
+                            for dead in (calls[at + 1],) if released == 1 else calls[at + 1 : head]:
+                                if dead < size:
+                                    slots[dead] = None
+                                    labels[dead] = unnamed
+                        try:
+                            kinds[seq & mask] = labels[func]
+                            function = slots[func]
+                            args: list[Any] = calls[first_arg:after]
+                            place = 0
+                            for arg in args:
+                                args[place] = slots[arg >> 1] if arg & 1 else arg >> 1
+                                place += 1  # noqa: SIM113  (faster)
+                            guard.calling = True
+                            if suspect or not callable(function):
+                                self._check_begin(seq, func, function, args)
+                            slots[reg] = result = function(*args)
+                            guard.calling = False
+                            if result is not None:
+                                if type(result) in unfinished:
+                                    refuse_unfinished(result)
+                                result = None  # the register alone has it
+                        except BaseException as error:  # noqa: BLE001  (user code may raise anything)
+                            guard.calling = False
+                            try:  # noqa: SIM105  (it may come before a context is entered)
+                                guard.land()
+                            except CommandInterrupted:
+                                pass
+                            command = command_of(plain_call((), func, reg, calls[first_arg:after]))
+                            self._end_call(seq, command, command.args, error)
+                        if seq >= due:
+                            due = flight.stamp(seq)
+                    at, seq = after, seq + 1
+                guard.land()
+            except CommandInterrupted:  # of a command that was over by then
+                done = max(done, guard.position)
+        self.seq = max(seq - 1, done)
 
     def describe_holdings(self, payload: bytes) -> bytes:
         """Answers a question about programs and published tensors; see ``rank.holdings``."""
         asked = EncodedHoldingsRequest.FromString(payload)
         published, name_of = self._worker.published, self._names.of
         return describe_holdings(asked, self._programs, published, name_of).SerializeToString()
+
+    # What the program has interrupted ---------------------------------------------
+
+    def _check_begin(self, seq: int, register: int, function: Any, args: Sequence[Any]) -> None:
+        """Makes sure that a call may begin.
+
+        Raises:
+            NotBegun: The program has interrupted its command.
+            Exception: As of `check_call`.
+        """
+        if seq <= self._guard.until:
+            raise NotBegun
+        check_call(register, function, args)
+
+    def _is_left_out(self, seq: int, command: EncodedCommand) -> bool:
+        """Whether a command is not executed, because the program has interrupted it."""
+        if command.interrupted:  # on other workers
+            return True
+        return seq <= self._guard.until and command.action in INTERRUPTIBLE
+
+    def _is_interrupted(self, seq: int, error: BaseException) -> bool:
+        """Whether a command has failed because the program has interrupted it."""
+        if isinstance(error, CommandInterrupted) or self._guard.aimed == seq:
+            return True
+        # A peer may have gone past its collective for that.
+        return seq <= self._guard.until and isinstance(error, (Poisoned, AbortedError))
+
+    def _note_interrupted(self, seq: int, function: str, *, begun: bool) -> Poison:
+        """Notes that a command is not executed to its end; returns what its result is."""
+        self._flight.mark(seq, Flag.SKIPPED)
+        self._interruption.note(seq, begun=begun)
+        self._porter.withdraw()
+        # Of all that are left out, so that peers in any of them learn it at once.
+        self._worker.cannot_enter(max(seq, self._guard.until))
+        return self._interruption.poison(seq, function, begun=begun)
+
+    def _leave_interrupted(self, seq: int, command: EncodedCommand, *, begun: bool) -> None:
+        """Finishes a command that has not begun here, or not on these workers."""
+        poison = self._note_interrupted(seq, self._names.of(command.func), begun=begun)
+        self._porter.let_go(command.args)
+        if command.action == _RUN_PROGRAM:
+            self._end_run(command, [UNWRITTEN] * len(command.results), poison, -1)
+        elif command.action == Action.COPY_TO_WORKER0 and not _brings_anew(command):
+            self.registers.spoil(command.reg, poison)
+        else:
+            into = self._destination(command, command.args)
+            if into:
+                self.registers.spoil(into, poison)
+            self.registers.write(command.reg, poison)
+        if command.interrupted == InterruptedAt.WITHIN:
+            self._spoil_arguments(seq, command)
+
+    def _spoil_arguments(self, seq: int, command: EncodedCommand) -> None:
+        """Lets arguments be stale that a command may have changed on the workers before these."""
+        registers = self.registers
+        for register in registers_in(command.args):
+            held = registers.peek(register)
+            if type(held) is not Poison and is_changeable(held):
+                registers.write(register, self._interruption.stale(seq))
 
     # The commands -----------------------------------------------------------------
 
@@ -385,7 +479,7 @@ class Executor:
     ) -> None:
         """Finishes a call that failed, or that has read poison."""
         into = self._destination(command, args)
-        if not isinstance(error, Poisoned):
+        if self._is_interrupted(seq, error) or not isinstance(error, Poisoned):
             self._fail(seq, command, error, into)
             return
         try:
@@ -433,7 +527,12 @@ class Executor:
             name = self._args(command)[0]
             what = self._flight.label_of(command.action, str(name))
             self._flight.kinds[seq & SLOT_MASK] = what
-            func = self._guard.run(self._names.find, str(name))
+            # Also where the command is interrupted and has not begun: what is found stays. Only
+            # an import, which may take long, is broken off.
+            if str(name) in registry() or seq <= self._guard.until:
+                func = self._names.find(str(name))
+            else:
+                func = self._guard.run(self._names.find, str(name))
         except BaseException as error:  # noqa: BLE001  (a module may raise anything when imported)
             self._fail(seq, command, error)
             return
@@ -537,14 +636,13 @@ class Executor:
 
     def _run_program(self, seq: int, command: EncodedCommand) -> None:
         results: list[Any] = [UNWRITTEN] * len(command.results)
-        poison, overwritten, done = None, (), -1
+        poison, done = None, -1
         try:
             program = self.registers.read(command.func)
             if not isinstance(program, CompiledProgram):
                 msg = f"expected a program in register {command.func}, got {program!r}"
                 raise ArgumentRefused(msg)  # noqa: TRY301  (reported like everything below)
-            overwritten = program.overwritten
-            anew = {_overwrites(each, command) for each in overwritten if each.first} - {0}
+            anew = {_overwrites(each, command) for each in program.overwritten if each.first} - {0}
 
             def read(register: int) -> Any:
                 held = self.registers
@@ -557,15 +655,22 @@ class Executor:
                 name = failed.function or self._names.of(failed.register)
                 inside = program.defined, failed.step
                 done = failed.place
-                poison = self._report(seq, failed.error, name, inside)
+                poison = self._why_failed(seq, failed.error, name, inside)
         except Poisoned as found:
             poison = found.poison.cause
             self._leave_out(seq, poison)
         except BaseException as error:  # noqa: BLE001  (whatever came is reported)
-            poison = self._report(seq, error, ACTION_NAMES[command.action])
+            poison = self._why_failed(seq, error, ACTION_NAMES[command.action])
         if poison is not None:
             self._porter.let_go(command.args)
-        for each in overwritten:
+        self._end_run(command, results, poison, done)
+
+    def _end_run(
+        self, command: EncodedCommand, results: list[Any], poison: Poison | None, done: int
+    ) -> None:
+        """Writes what a run of a program has made; see `_settle_overwritten`."""
+        program = self.registers.peek(command.func)
+        for each in program.overwritten if isinstance(program, CompiledProgram) else ():
             self._settle_overwritten(each, command, results, poison, done)
         for register, result in zip(command.results, results, strict=True):
             self.registers.write(register, poison if result is UNWRITTEN else result)
@@ -600,8 +705,7 @@ class Executor:
         """Which argument of a call a function overwrites, by its name or register."""
         if isinstance(function, str):
             return destination_of(registry().get(function), count, names)
-        slots = self.registers.slots
-        return destination_of(slots[function], count, names) if function < len(slots) else -1
+        return destination_of(self.registers.peek(function), count, names)
 
     def _shut_down(self, _seq: int, _command: EncodedCommand) -> None:
         self.stopped = True
@@ -708,12 +812,21 @@ class Executor:
             poison: Whether its result's register is poisoned.
         """
         name = self._names.of(command.func) or ACTION_NAMES.get(command.action, "")
-        cause = self._report(seq, error, name)
+        cause = self._why_failed(seq, error, name)
         self._porter.let_go(command.args)
         if poison and command.action in _WRITES and command.reg:
             self.registers.write(command.reg, cause)
         if into:
             self.registers.spoil(into, cause)
+
+    def _why_failed(
+        self, seq: int, error: BaseException, function: str, inside: tuple[int, int] = (0, 0)
+    ) -> Poison:
+        """Reports a failure, unless the program has interrupted the command and knows it."""
+        if self._is_interrupted(seq, error):
+            begun = not isinstance(error, (NotBegun, Poisoned))
+            return self._note_interrupted(seq, function, begun=begun)
+        return self._report(seq, error, function, inside)
 
     def _report(
         self,
@@ -749,6 +862,13 @@ class Executor:
         self._send(reply, seq)
         self._worker.cannot_enter(seq)
         return Poison(failure, kind)
+
+
+def _brings_anew(command: EncodedCommand) -> bool:
+    """Whether a command copies an array of the client's into a new register."""
+    if command.action != Action.COPY_TO_WORKER0:
+        return False
+    return len(command.args) > 1 and command.args[1].bool
 
 
 def _overwrites(each: Overwritten, command: EncodedCommand) -> int:

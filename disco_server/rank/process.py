@@ -35,6 +35,7 @@ from disco_server.modules.base import LoadRules
 from disco_server.modules.children import MAIN
 from disco_server.observe.lifetime import die_with_parent_in
 from disco_server.observe.memory_limit import rank_limit
+from disco_server.observe.rank_memory import INTERRUPT_SIGNAL
 from disco_server.observe.stacks import open_flight
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
@@ -304,7 +305,10 @@ def run(fd: int) -> NoReturn:
     code = 0
     try:
         port = RankPort(sock, _map_page(os.environ))
-        port.guard.install()
+        guard = port.guard
+        # Before the guard is there for the handlers of functions: this one raises by itself.
+        signal.signal(INTERRUPT_SIGNAL, lambda _n, _f: guard.interrupt(*flight.interrupts))
+        guard.install()
         _serve(port, flight)
     except DaemonGone:
         pass

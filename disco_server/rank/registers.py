@@ -74,17 +74,18 @@ class RegisterFile:
         labels: What the flight recorder records for a call of each register's function;
             as many as slots, for the same loop.
         unnamed: What it records where the function's name is not known.
-        poisoned: Whether there was ever poison in one of them.
+        suspect: Whether calls are checked before they begin: there was ever poison in one of
+            them, or an interrupt.
     """
 
-    __slots__ = ("_limit", "labels", "poisoned", "slots", "unnamed")
+    __slots__ = ("_limit", "labels", "slots", "suspect", "unnamed")
 
     def __init__(self, unnamed: int = 0, limit: int = MAX_REGISTERS) -> None:
         self._limit = limit
         self.slots: list[Any] = [None] * 64
         self.unnamed = unnamed
         self.labels = [unnamed] * 64
-        self.poisoned = False
+        self.suspect = False
 
     def read(self, register: int) -> Any:
         """Returns the content; None where nothing was ever written.
@@ -100,6 +101,10 @@ class RegisterFile:
         if type(value) is Poison:
             raise _why_unreadable(value)
         return value
+
+    def peek(self, register: int) -> Any:
+        """Returns what is there, poison as such; None where nothing was ever written."""
+        return self.slots[register] if register < len(self.slots) else None
 
     def holds(self, register: int, value: object) -> bool:
         """Whether this very object is in a register."""
@@ -132,14 +137,14 @@ class RegisterFile:
         self.reserve(register)
         self.slots[register] = value
         if type(value) is Poison:
-            self.poisoned = True
+            self.suspect = True
 
     def spoil(self, register: int, cause: Poison) -> None:
         """Poisons what should have been written into; the array stays, to be overwritten.
 
         Where there is poison already, its cause came first.
         """
-        held = self.slots[register] if register < len(self.slots) else None
+        held = self.peek(register)
         if type(held) is not Poison:
             array = held if is_any_array(held) else None
             self.write(register, Poison(cause.failure, cause.kind, array, cause.lost))
@@ -150,7 +155,7 @@ class RegisterFile:
         Raises:
             Poisoned: The register stands for a failed command, and has no array.
         """
-        held = self.slots[register] if register < len(self.slots) else None
+        held = self.peek(register)
         if type(held) is Poison and held.array is not None:
             return held.array
         return self.read(register)

@@ -4,11 +4,15 @@ A handler of a signal raises wherever the rank happens to be. In a call of the s
 the call's failure, as in any program. Elsewhere the rank reads a frame, sends a reply or waits,
 and an exception there would lose what is half done; so the handlers that functions install with
 ``signal.signal`` are run inside a guard, which logs what they raise, and the rank goes on.
+
+An interrupt of the program comes in the same way: by a signal, or where the rank is a thread, as
+an exception that another thread raises in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import sys
 import traceback
@@ -16,11 +20,28 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["CALL_ENDS", "RANK_ENDS", "CallGuard", "RankEnded"]
+from disco_client.clock import monotonic
+
+__all__ = [
+    "CALL_ENDS",
+    "RANK_ENDS",
+    "CallGuard",
+    "CommandInterrupted",
+    "NotBegun",
+    "RankEnded",
+]
 
 
 class RankEnded(BaseException):
     """Raised inside a rank that is over; whatever it runs has not failed for that."""
+
+
+class CommandInterrupted(BaseException):
+    """Raised in the call that a rank runs, because the program has interrupted its command."""
+
+
+class NotBegun(CommandInterrupted):
+    """Raised in place of a call that is left out, because the program has interrupted it before."""
 
 
 CALL_ENDS = (SystemExit, RankEnded)
@@ -28,6 +49,12 @@ CALL_ENDS = (SystemExit, RankEnded)
 
 RANK_ENDS = (*CALL_ENDS, KeyboardInterrupt, MemoryError)
 """What ends the rank where it is raised between calls; all else is logged."""
+
+_AGAIN_S = 0.5
+"""How long a function that has been interrupted may clean up before it is interrupted again."""
+
+_raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_RAISED = ctypes.py_object(CommandInterrupted)
 
 
 class CallGuard:
@@ -38,26 +65,51 @@ class CallGuard:
 
     Attributes:
         calling: Set while code of the session's runs.
+        position: The number of the command that is executed, or was last.
+        until: Commands up to this one are left out if they have not begun.
+        ends: Such a command ends also if it has begun.
+        aimed: The command in which an interrupt was raised last.
+        on_interrupt: Called when one of the two has grown, in whatever thread; must not wait.
     """
 
     def __init__(self) -> None:
         self.calling = False
+        self.position = 0
+        self.until = -1
+        self.ends = -1
+        self.on_interrupt: Callable[[], object] = lambda: None
         self._own = 0
         self._kept: BaseException | None = None
         self._logging = False
+        self.aimed = -1
+        self._aimed_at = 0.0
+        self._raised_in = 0
 
     @property
     def interruptible(self) -> bool:
         """Whether a handler may raise: in a call, outside of work of the rank's own."""
         return self.calling and not self._own
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the command that is executed is to end."""
+        return self.position <= self.ends
+
     def run(self, func: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-        """Calls code of the session's."""
+        """Calls code of the session's.
+
+        Raises:
+            NotBegun: The program has interrupted the command before.
+        """
         self.calling = True
         try:
+            # Looked at inside, so that an interrupt is either seen here or raised from here on.
+            if self.position <= self.until:
+                raise NotBegun
             return func(*args, **named)
         finally:
             self.calling = False
+            self.land()
 
     def __enter__(self) -> None:
         """Begins work of the rank's own."""
@@ -92,12 +144,73 @@ class CallGuard:
             sys.stderr.write(said + "".join(traceback.format_exception(error, chain=False)))
         self._logging = False
 
+    # Interrupts -----------------------------------------------------------------------
+
+    def interrupt(self, until: int, ends: int) -> None:
+        """Notes an interrupt, in the rank's own thread: a handler calls it anywhere.
+
+        Raises:
+            CommandInterrupted: The command that is executed ends here.
+        """
+        if self._note(until, ends) and self.calling:
+            self._aim()
+            if not self._own:
+                raise CommandInterrupted
+            self._kept = self._kept or CommandInterrupted()  # when that work is done
+
+    def interrupt_thread(self, thread: int, until: int, ends: int) -> None:
+        """Does the same from another thread.
+
+        Args:
+            thread: The identifier of the rank's thread.
+            until: As the attribute.
+            ends: As the attribute.
+        """
+        ident, kept = ctypes.c_ulong(thread), CommandInterrupted()
+        if not (self._note(until, ends) and self.calling):
+            return
+        self._aim()
+        # From here on no other thread runs: the interpreter changes threads when a call returns or
+        # a loop goes back. So what is found here is so still when it is acted on.
+        if self.calling and self.position <= self.ends:
+            if self._own:
+                self._kept = self._kept or kept
+            else:
+                self._raised_in = thread
+                _raise_in_thread(ident, _RAISED)
+
+    def land(self) -> None:
+        """Takes back what another thread has raised in this one, if it has not come by now.
+
+        To be called when a call is over, before anything that must not be interrupted. The
+        interpreter may forget for a while to look for an exception, where it has just raised one
+        in another thread.
+
+        Raises:
+            CommandInterrupted: It has come at this moment, and so is over as well.
+        """
+        thread, self._raised_in = self._raised_in, 0
+        if thread:
+            _raise_in_thread(ctypes.c_ulong(thread), None)
+
+    def _note(self, until: int, ends: int) -> bool:
+        """Notes how far an interrupt goes; whether the running command is to end now."""
+        if until > self.until or ends > self.ends:
+            self.ends = max(self.ends, ends)
+            self.until = max(self.until, until)
+            self.on_interrupt()
+        again = self.aimed != self.position or monotonic() - self._aimed_at >= _AGAIN_S
+        return self.interrupted and again
+
+    def _aim(self) -> None:
+        self.aimed, self._aimed_at = self.position, monotonic()
+
     def install(self) -> None:
         """Runs what ``signal.signal`` is given from now on inside this guard."""
         set_handler, get_handler = signal.signal, signal.getsignal
 
         def guarded(number: int, handler: Any) -> Any:
-            own = _GuardedHandler(self, handler) if callable(handler) else handler
+            own = GuardedHandler(self, handler) if callable(handler) else handler
             return _original(set_handler(number, own))
 
         def known(number: int) -> Any:
@@ -106,7 +219,7 @@ class CallGuard:
         signal.signal, signal.getsignal = guarded, known
 
 
-class _GuardedHandler:
+class GuardedHandler:
     """A handler of a session's function."""
 
     def __init__(self, guard: CallGuard, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -124,4 +237,4 @@ class _GuardedHandler:
 
 
 def _original(handler: Any) -> Any:
-    return handler.handler if isinstance(handler, _GuardedHandler) else handler
+    return handler.handler if isinstance(handler, GuardedHandler) else handler

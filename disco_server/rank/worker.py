@@ -30,6 +30,7 @@ from disco_server.devices.host import HostArrays, open_arrays
 from disco_server.modules.base import LoadRules
 from disco_server.observe.flight import FlightRecorder
 from disco_server.rank.errors import ArgumentRefused
+from disco_server.rank.interrupts import Interruption
 from disco_server.rank.registers import RegisterFile, is_any_array
 from disco_server.rank.signals import CallGuard
 from disco_server.settings import DEBUG, GPU_LIBRARIES, MAX_REGISTERS
@@ -205,8 +206,8 @@ class Worker:
         allow_save: Folders in which its session may save.
         loading: What files its session may load modules from.
         flight: Where it records what it executes.
-        guard: Whether it runs a call, or does work of its own.
-        position: The number of the command that runs; the executor sets it.
+        guard: Whether it runs a call, or does work of its own, and of which command.
+        interruption: What the program has interrupted.
         audit: Called with what it loaded or refused: its kind, its name, and why it was
             refused, if it was; by default does nothing.
         published: Values that outlive their registers, with what a client notes of each.
@@ -266,7 +267,7 @@ class Worker:
         self._ordinary_ccl = ordinary_ccl
         self._ccl = self._serving(ccl)
         self._groups: ProcessGroups | None = None
-        self.position = 0
+        self.interruption = Interruption(worker_id, node)
         self.published: dict[str, tuple[Any, Mapping[str, Any]]] = {}
         self.registers = RegisterFile()
         self.failed_imports: dict[str, str] = {}
@@ -274,6 +275,11 @@ class Worker:
         self._passed = 0
         self._chosen: frozenset[int] | None = None
         self._with_shapes = DEBUG.value()
+
+    @property
+    def position(self) -> int:
+        """The number of the command that is executed, or was last."""
+        return self.guard.position
 
     @property
     def group_size(self) -> int:
@@ -364,7 +370,7 @@ class Worker:
             groups.confine(self._chosen)
         finally:
             # Not before: the ranks open it in different commands, and start a library together.
-            groups.follow(self)
+            groups.follow(self.guard)
         return groups
 
     def _open_recorded(self, ccl: str) -> ProcessGroups:

@@ -143,6 +143,8 @@ class WorkerSession:
         if received.given_up or received.unwanted:
             settling = self.arrays.settle(received.given_up, received.unwanted)
             spawn(settling, self.tasks)
+        if received.interrupted:
+            self._interrupt(received)
         if kind == EnvelopeKind.RESUME and not known:  # another program than before
             spawn(self.arrays.abandon(self.owner.received << TICKETS_SHIFT), self.tasks)
         if not replies.full:
@@ -150,6 +152,15 @@ class WorkerSession:
                 handle.go_on_reading()
         if kind == EnvelopeKind.RESUME:
             self.owner.resend(self.driver.node.opening.begun)
+
+    def _interrupt(self, received: controller_pb2.Received) -> None:
+        """Interrupts the ranks here, or ends those that the client names."""
+        until, workers = received.interrupted, received.interrupted_workers
+        for worker, rank in self.driver.ranks.items():
+            if not received.interrupted_by_force:
+                rank.interrupt(until, until if worker in workers else 0)
+            elif worker in workers:
+                rank.end_interrupted()
 
     # Connections to the controller ------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from reentry import in_thread
 
 from disco_client import EncodingError, Reentered, SessionClosed, batches, command_log
 from disco_client.command_log import CommandLog
@@ -516,6 +517,29 @@ def test_while_one_thread_is_alone_the_others_wait(log):
     assert register not in log.live_registers()
 
 
+def test_while_one_thread_interrupts_the_others_wait():
+    """It needs no room itself; whoever was alone before is alone again, unless that is over."""
+    log = CommandLog(2, window=2)
+    call(log)
+    with log.alone():
+        call(log)
+        begun = []
+        in_thread(lambda: begun.append(log.begin_interrupt())).join()
+        (under_way,) = begun
+        assert (under_way.after, under_way.until, len(under_way.sites)) == (0, 2, 2)
+        assert under_way.site(0) is under_way.site(3) is None
+        under_way.bar.take()
+        for _ in range(3):
+            call(log)
+        waiting = in_thread(lambda: call(log))
+        log.lift(under_way.bar)
+        assert waiting.is_alive()
+    for worker in range(2):
+        log.acknowledge(worker, 5)
+    waiting.join()
+    assert log.last_seq == 6
+
+
 def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log):
     """Calls that waited for room ask then whether they have to wait, and may learn why."""
     log.window.commands = 3
@@ -527,7 +551,7 @@ def test_a_restart_forgets_what_was_issued_and_keeps_registers_and_numbers(log):
     def barred():
         raise Replaced
 
-    barred.exclusive = True
+    barred.exclusive, barred.over = True, False
 
     def issue():
         try:

@@ -36,6 +36,7 @@ PAGES = {
     "docs/functions.md": 4,
     "docs/gpu.md": 1,
     "docs/index.md": 4,
+    "docs/interrupts.md": 1,
     "docs/modules.md": 1,
     "docs/programs.md": 1,
     "docs/reliability.md": 1,

@@ -191,6 +191,35 @@ def poison_registers(registers: Sequence[int], why: str, stale: bool) -> None:
         worker.registers.spoil(int(register), Poison(failure, kind, lost=stale))
 
 
+@register_func("runtime.disco._tell_interrupted")
+def tell_interrupted(after: int, until: int) -> Mapping[str, Any]:
+    """Tells what this rank has left out or ended of interrupted commands, which are over.
+
+    Args:
+        after: The command before the first of them.
+        until: The last of them.
+
+    Returns:
+        See `Interruption.tell`.
+    """
+    worker = current_worker()
+    # A rank may wait for this one in one of them, though this one has gone past it.
+    worker.cannot_enter(until)
+    return worker.interruption.tell(after, until, worker.registers)
+
+
+@register_func("runtime.disco._interrupt_registers")
+def interrupt_registers(pairs: Any) -> None:
+    """Makes commands fail that read what other ranks have left out.
+
+    Args:
+        pairs: Registers, each with the command whose result it stands for, one behind the other.
+    """
+    worker = current_worker()
+    rows = ((int(register), int(seq)) for register, seq in pairs.reshape(-1, 2))
+    worker.interruption.spoil(worker.registers, rows)
+
+
 # Collectives --------------------------------------------------------------------------
 
 

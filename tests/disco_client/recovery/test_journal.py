@@ -7,7 +7,7 @@ import pytest
 from disco_client.command_log import CommandLog
 from disco_client.recovery.journal import Journal, split_at_waits
 from disco_client.transport.sent_log import SentLog
-from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope
+from disco_client.wire.codec import Action, EncodedBatch, EncodedEnvelope, InterruptedAt
 
 LARGE = 1 << 20
 
@@ -247,3 +247,31 @@ def test_an_array_that_was_given_up_is_kept(journal):
     assert journal.give_up(8, 1, "why", 3).data is upload.data
     assert journal.nbytes == 100
     assert journal.copy_of(7, memoryview(bytes(5))) == bytes(5)
+
+
+def test_interrupted_commands_are_marked_wherever_they_stand(journal, log):
+    """In a column of plain calls too; the others, and their arrays, are as they were."""
+    log.issue(Action.GET_GLOBAL_FUNC, reg=1)
+    log.issue_call(1, [2, 4], int)
+    log.issue_call(1, [6], int)
+    log.issue(Action.COPY_TO_WORKER0, array(7), reg=9, workers=(0,))
+    keep(journal, log)
+    log.issue(Action.CALL_PACKED, func=1, reg=3)
+    keep(journal, log)
+    before = [entry for segment in journal.segments for entry in segment.entries()]
+    assert journal.interruptible(0, 5) == [2, 3, 4, 5]
+    assert journal.interruptible(2, 4) == [3, 4]
+    journal.leave_out({3: InterruptedAt.BEFORE, 4: InterruptedAt.WITHIN})
+    after = dict(entry for segment in journal.segments for entry in segment.entries())
+    marks = {
+        seq: entry.interrupted
+        for seq, entry in after.items()
+        if not isinstance(entry, tuple) and entry.interrupted
+    }
+    assert marks == {3: InterruptedAt.BEFORE, 4: InterruptedAt.WITHIN}
+    assert [arg.int for arg in after[3].args] == [3]
+    assert [each for each in before if each[0] in (1, 2, 5)] == [
+        (seq, after[seq]) for seq in (1, 2, 5)
+    ]
+    assert sorted(ticket for piece in pieces(journal) for ticket in piece.tickets) == [7]
+    assert journal.nbytes == sum(300 + len(segment.payload) for segment in journal.segments)

@@ -19,7 +19,7 @@ from disco_client.arrays.transfer import Uploads
 from disco_client.distributed import DeviceMesh
 from disco_client.output import BackgroundWriter
 from disco_client.recovery.replayer import Replayer
-from disco_client.transport.base import Interrupted
+from disco_client.transport.base import AnswerLost
 from disco_client.transport.outgoing import OutgoingTurn
 from disco_client.transport.shared_reader import SharedReader
 
@@ -133,7 +133,7 @@ def test_large_arrays_come_back_from_workers_of_a_later_life(session, lose):
     pair = session.get_global_func("tests.echo")(array, 7)
     session.sync_all()
     lose(session)
-    with pytest.raises(Interrupted):
+    with pytest.raises(AnswerLost):
         session._core.transport.download(1, 0, memoryview(bytearray(8)))
     np.testing.assert_array_equal(array.numpy(), np.arange(LARGE))
     found, seven = pair.debug_get_from_remote(0)

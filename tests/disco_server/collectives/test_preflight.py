@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 
 from hypothesis import example, given, settings
@@ -123,10 +123,24 @@ class Wire:
     def headers(self) -> bytes:
         return self._headers
 
-    def meet(self, header: bytes) -> bytes:
+    def meet(self, header: bytes, gives_way: Callable[[], bool]) -> bytes:
         self.start(header)
-        assert self.test()
+        if not self.test():
+            assert gives_way()
+            return b""
         return self.headers()
+
+
+@dataclass
+class Progress:
+    """How far a rank is, and up to which command the program has interrupted it."""
+
+    position: int = -1
+    until: int = -1
+
+    @property
+    def interrupted(self) -> bool:
+        return self.position <= self.until
 
 
 @dataclass
@@ -155,9 +169,12 @@ class Rank:
         )
         if short:
             wire.start(header)
-            while not wire.test():
+            progress, preflight = self.preflight.progress, self.preflight
+            while not wire.test() and not (
+                progress.interrupted and progress.position > preflight.failed
+            ):
                 yield
-            # The round is complete, so the real code can run without blocking.
+            # The round is complete, or it gives way, so the real code can run without blocking.
             wire.replayed = True
             agreed = self.preflight.enter_now(channel, header, b"")
             wire.replayed = False
@@ -440,3 +457,75 @@ def test_a_rank_that_went_past_without_failing_is_noticed():
                 waits.remove(steps)
         ranks[3].preflight.poll()
     assert ended == [Decision(Outcome.ABORTED, (3,))] * 3
+
+
+PLAN = st.lists(st.lists(CHANNEL, max_size=3), min_size=1, max_size=4)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.tuples(PLAN, PLAN, PLAN, PLAN), st.integers(0, 60), st.booleans(), st.integers(0, 2**32))
+def test_interrupted_ranks_release_each_other(plans, when: int, catches: bool, seed: int):
+    """Whatever the ranks wait for, an interrupt ends it, and the next collective runs on all.
+
+    Each rank has its own plan of collectives, so that they may wait for each other for ever.
+    """
+    ranks = make_ranks()
+    last = max(map(len, plans))
+    for rank in ranks:
+        rank.preflight.progress = Progress()
+    steps = {
+        rank.rank: interrupted(rank, plan, last, when, catches)
+        for rank, plan in zip(ranks, plans, strict=True)
+    }
+    run_all(steps, ranks, seed)
+    assert all(rank.decisions[last + 1, 0].kind is Outcome.RUN for rank in ranks)
+    for number, members in enumerate(CHANNELS):
+        ran = [[seq for seq, _ in ranks[member].ran.get(number, ())] for member in members]
+        assert ran == ran[:1] * len(members)
+
+
+def interrupted(
+    rank: Rank, plan: list[list[int]], last: int, when: int, catches: bool
+) -> Generator[None, None, None]:
+    """Runs a plan until the rank is interrupted, which it notices after so many steps."""
+    progress, taken = rank.preflight.progress, 0
+    assert isinstance(progress, Progress)
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+        if taken >= when:
+            progress.until = last
+
+    for seq in range(1, last + 1):
+        progress.position = seq
+        if progress.interrupted:
+            rank.preflight.cannot_enter(last)
+        elif seq <= len(plan):
+            for _ in run_interrupted(rank, plan[seq - 1], last, catches):
+                step()
+                yield
+    while progress.until < last:  # it has nothing to do, and is told later
+        rank.preflight.poll()
+        step()
+        yield
+    progress.position = last + 1
+    rank.preflight.cannot_enter(last)
+    rank.decisions[last + 1, 0] = yield from rank.enter(rank.channels[0])
+
+
+def run_interrupted(
+    rank: Rank, command: list[int], last: int, catches: bool
+) -> Generator[None, None, None]:
+    """Enters the collectives of a command, of which an error or an interrupt is the end."""
+    progress = rank.preflight.progress
+    seq = progress.position
+    for index, number in enumerate(command):
+        if number not in rank.channels:
+            continue
+        decision = yield from rank.enter(rank.channels[number])
+        if decision.kind is Outcome.RUN:
+            rank.ran.setdefault(number, []).append((seq, index))
+        if not catches and (decision.kind is not Outcome.RUN or progress.interrupted):
+            rank.preflight.cannot_enter(max(seq, last) if progress.interrupted else seq)
+            return

@@ -91,3 +91,26 @@ def test_closing_wakes_everybody():
         ):
             with pytest.raises(UnavailableError, match="session ended"):
                 act()
+
+
+def test_who_is_woken_before_the_end_sleeps_on_or_gives_way():
+    """As it likes; the round ends for it all the same when the last one has come."""
+    barrier, gives_way = ThreadBarrier(3), threading.Event()
+
+    def patient() -> int:
+        return barrier.meet(0, 1, sum)
+
+    def impatient() -> bool:
+        return barrier.come_and_wait(1, 2, sum, gives_way.is_set)
+
+    with ThreadPoolExecutor(2) as threads:
+        waiting, giving_way = threads.submit(patient), threads.submit(impatient)
+        gives_way.set()
+        while not giving_way.done():
+            barrier.wake()
+        assert not giving_way.result()
+        assert not barrier.is_over(1)
+        barrier.come(2, 3, sum)
+        assert waiting.result() == 6
+    assert barrier.is_over(1)
+    assert barrier.result(1) == 6

@@ -68,7 +68,7 @@ def test_without_peers_no_library_is_started():
     assert worker.allreduce(array, into) is into
     np.testing.assert_array_equal(into.reshape(-1), array)
     assert worker.allreduce(array, array) is array
-    worker.position = 5
+    worker.guard.position = 5
     worker.cannot_enter(5)
     assert not worker.poll()
     worker.close()
@@ -93,7 +93,7 @@ def test_process_groups_do_all_collectives_and_transfers():
 
     def act(rank):
         worker = Worker(rank, 4, 2, open_groups=lambda *_: LocalGroups(rank, shared))
-        worker.position = 1
+        worker.guard.position = 1
         total, part = np.full(2, rank), np.full(2, rank)
         worker.world.allreduce(total, total, ReduceOp.SUM)
         worker.group.allreduce(part, part, ReduceOp.SUM)
@@ -126,15 +126,15 @@ def test_teams_know_which_command_runs():
     def act(rank):
         worker = Worker(rank, 2, 1, open_groups=lambda *_: LocalGroups(rank, world))
         assert worker.received_bytes == 0
-        worker.position = 1
+        worker.guard.position = 1
         team = worker.make_teams([[1, 0]])
         assert team is worker.make_teams([[1, 0]])
-        worker.position = 5
+        worker.guard.position = 5
         try:
             team.barrier() if rank else team.broadcast(np.ones(3), np.ones(3), 1)
         except MismatchError as error:
             said = str(error)
-        worker.position = 6
+        worker.guard.position = 6
         team.allgather(np.full(2, rank), np.zeros(4, int), [2, 2])
         return said, worker.received_bytes
 

@@ -250,7 +250,7 @@ def test_ranks_that_are_threads_meet_in_their_own_collectives(tvm_modules, ranks
         mine = np.full((2, 6), rank + 1, "float32")
         got = []
         for position in range(1, 21):
-            current_worker().position = position
+            current_worker().guard.position = position
             got.append(module.functions["sum_of_group"](mine)[1, 5])
         return got
 

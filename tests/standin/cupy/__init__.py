@@ -15,6 +15,7 @@ import numpy as np
 from cupy import cuda
 from cupy._array import ndarray
 from cupy._functions import FUNCTIONS, UFUNCS, linear_algebra, ufunc
+from cupy._machine import signals as _signals
 from cupy.cuda import memory as _memory
 from cupy.cuda import pinned_memory as _pinned_memory
 
@@ -28,6 +29,8 @@ _FROM_NUMPY = (
     " intp isscalar issubdtype nan ndim newaxis number pi promote_types result_type shape"
     " signedinteger size uint16 uint32 uint64 uint8 uintp unsignedinteger"
 ).split()
+
+_signals.defer()
 
 linalg = types.ModuleType("cupy.linalg", "The functions of numpy's `linalg`, for the device.")
 linalg.__dict__.update(linear_algebra)

@@ -1,0 +1,36 @@
+"""What tests of interrupts share."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from disco_client.core import core_of
+
+if TYPE_CHECKING:
+    from disco_client import Session
+
+__all__ = ["GRACE_S", "await_start"]
+
+GRACE_S = 60.0
+"""How long workers may take to react on a machine that does other things."""
+
+_LIMIT_S = 30.0
+
+
+def await_start(session: Session, name: str, count: int = 0) -> None:
+    """Returns when workers are in a function.
+
+    Args:
+        session: The session.
+        name: The function, under the name by which it was looked up.
+        count: How many workers; 0 for all.
+    """
+    look, deadline = core_of(session).transport.inspect, time.monotonic() + _LIMIT_S
+    while time.monotonic() < deadline:
+        ranks = look(stacks=False, flights=False).ranks
+        names = [rank.current.name for rank in ranks if rank.current is not None]
+        if names.count(name) >= (count or session.num_workers):
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"no worker has begun {name}")
