@@ -20,6 +20,13 @@ LONG = 600.0
 """Seconds that nobody waits for."""
 
 
+@pytest.fixture
+def session(session):
+    """The shared session, of which nothing that it was opened with is to be interrupted."""
+    session.sync_all()
+    return session
+
+
 def works(session, tools):
     """All workers execute what comes next, and meet in a collective."""
     array = session.broadcast(np.arange(30_000.0))
@@ -232,6 +239,7 @@ def test_it_is_awaited_in_a_thread(open_session):
 
     async def program():
         async with open_session() as session:
+            await session.synced()
             ref = session.get_global_func("interrupt.spin")(LONG)
             waiting = asyncio.create_task(ref.get(1))
             await asyncio.sleep(0.1)
@@ -314,7 +322,6 @@ class Program:
     def __init__(self, session, chance):
         self.session, self.chance = session, chance
         self.results = []
-        session.sync_all()  # what it was opened with is not to be interrupted
         self.add = session.get_global_func("interrupt.add")
         self.double = session.get_global_func("interrupt.scale_into")
         with session.capture() as self.captured:
