@@ -18,17 +18,16 @@ from disco_client.checkpointing import replaying_of
 from disco_client.command_log import CommandsUnderWay
 from disco_client.errors import (
     ConfigError,
+    DiscoError,
     DiscoTimeout,
-    RemoteError,
     RemoteFailure,
-    SessionError,
     WorkersReplaced,
 )
 from disco_client.locks import make_lock
 from disco_client.reentry import Event
 from disco_client.replies import Settling
 from disco_client.scopes import Block, Scope
-from disco_client.threads import ThreadRefused, start_thread
+from disco_client.threads import start_thread
 from disco_client.waiting import Deadline
 from disco_client.wire.codec import Action, EncodedCommand, FailureKind, InterruptedAt
 
@@ -59,7 +58,7 @@ class Interrupts:
     def __init__(self, core: SessionCore) -> None:
         self._core = core
         self._lock = make_lock()
-        self._late: _Interrupt | None = None
+        self._current: _Interrupt | None = None
 
     def interrupt(
         self, workers: Iterable[int] | None, grace: float, *, force: bool
@@ -73,17 +72,13 @@ class Interrupts:
         core.check_may_wait("await asyncio.to_thread(session.interrupt)")
         core.log.check_open()
         with self._lock:
-            late = self._late if self._late is not None and not self._late.over.is_set() else None
-        if late is not None:
-            return late.press(chosen, grace, force=force)
-        made = _Interrupt(core, chosen)
-        try:
-            return made.run(grace, force=force)
-        finally:
-            if not made.over.is_set():
-                with self._lock:
-                    self._late = made
-                made.go_on()
+            # What was issued is a part of one under way: nobody has issued more since it began.
+            current = self._current
+            if current is None or current.over.is_set():
+                current = _Interrupt(core, chosen)
+                current.start()
+                self._current = current
+        return current.press(chosen, grace, force=force)
 
 
 def _chosen(workers: Iterable[int] | None, count: int) -> tuple[int, ...]:
@@ -95,7 +90,8 @@ def _chosen(workers: Iterable[int] | None, count: int) -> tuple[int, ...]:
 class _Interrupt:
     """One interrupt, from its beginning until it is known what it has ended.
 
-    Nobody else issues commands meanwhile.
+    A thread of its own does it, as the caller's may be interrupted itself. Nobody else issues
+    commands meanwhile.
 
     Args:
         core: The session's.
@@ -109,39 +105,86 @@ class _Interrupt:
         self._core = core
         self._workers = workers
         self._replaying = replaying_of(core)
-        self._under_way = core.log.begin_interrupt()
         self._block = Block(core.log)
         self._settling = Settling(self._block.scope)
+        self._under_way: CommandsUnderWay
         self._asked: list[int] = []
         self._told: dict[int, Mapping[str, Any]] = {}
+        self._error: DiscoError | None = None
+        self._begun: Event = Event()
         self.over: Event = Event()
 
-    # In the thread that interrupts --------------------------------------------------------------
+    def start(self) -> None:
+        """Begins.
 
-    def run(self, grace: float, *, force: bool) -> tuple[int, ...]:
-        """Interrupts, and waits; returns the workers that are late."""
-        core, until = self._core, self._under_way.until
-        core.inbox.settling = self._settling
-        if self._replaying is not None:
-            self._replaying.begin_interrupt(until)
+        Raises:
+            ThreadRefused: The system starts no thread for it.
+        """
+        start_thread(threading.Thread(target=self._run, name="disco-interrupt", daemon=True))
+
+    # In threads that interrupt ------------------------------------------------------------------
+
+    def press(self, workers: tuple[int, ...], grace: float, *, force: bool) -> tuple[int, ...]:
+        """Waits until workers have reacted; returns those that are late.
+
+        Args:
+            workers: Who ends the command that it executes, beside those of before.
+            grace: How many seconds to wait.
+            force: Whether to end the processes of those that are late then.
+        """
         try:
-            with self._block:
-                core.transport.interrupt(until, self._workers)
-                self._ask()
-                late = self._wait(Deadline(grace))
-                if late and force and core.transport.interrupt(until, late, force=True):
-                    late = self._wait(None)
-        except WorkersReplaced:  # what was interrupted is gone with them
-            self._end()
-            return ()
-        except SessionError:
-            if core.log.closed is not None:
-                self._end()
-            raise
+            self._begun.wait()
+            if not set(workers) <= set(self._workers):
+                self._workers = tuple(sorted({*self._workers, *workers}))
+                self._send()
+            if not self.over.wait(grace) and force and self._send(force=True):
+                self.over.wait()
         finally:
-            core.inbox.settling = None
+            self._settling.end()  # what is late is no reason to let others wait
+        if self.over.is_set() and self._error is not None:
+            raise self._error.with_traceback(None)
+        return () if self.over.is_set() else self._late
+
+    def _send(self, *, force: bool = False) -> bool:
+        """Tells the workers; or ends those that are late, where that is possible."""
+        workers = self._late if force else self._workers
+        return self._core.transport.interrupt(self._under_way.until, workers, force=force)
+
+    @property
+    def _late(self) -> tuple[int, ...]:
+        return tuple(worker for worker in range(self._core.num_workers) if worker not in self._told)
+
+    # In its own thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        core = self._core
+        try:
+            self._under_way = core.log.begin_interrupt()
+            try:
+                core.inbox.settling = self._settling
+                if self._replaying is not None:
+                    self._replaying.begin_interrupt(self._under_way.until)
+                self._begun.set()
+                with self._block:
+                    self._send()
+                    self._ask()
+                    self._wait()
+                    self._settle()
+            finally:
+                core.inbox.settling = None
+                if self._replaying is not None:
+                    self._replaying.begin_interrupt(0)
+                core.log.lift(self._under_way.bar)
+        except WorkersReplaced:
+            pass  # what was interrupted is gone with them
+        except DiscoError as error:
+            self._error = error
+        finally:
+            for seq in self._asked:
+                core.inbox.forget(seq)
             self._settling.end()
-        return late
+            self.over.set()
+            self._begun.set()
 
     def _ask(self) -> None:
         """Asks each worker what it will have ended or left out; the answers come when it has."""
@@ -161,73 +204,18 @@ class _Interrupt:
             for worker in range(core.num_workers)
         ]
 
-    def _wait(self, deadline: Deadline | None) -> tuple[int, ...]:
-        """Waits for the answers, and settles what was interrupted; or returns who is late."""
+    def _wait(self) -> None:
+        """Waits for the answers; tells the workers again until they have come."""
         pause = _FIRST_PAUSE_S
         for worker, seq in enumerate(self._asked):
             while worker not in self._told:
-                wait = pause if deadline is None else min(pause, deadline.remaining())
                 try:
                     self._told[worker] = self._core.answered(
-                        seq, worker, deadline=Deadline(wait), scope=self._block.scope, forget=False
+                        seq, worker, deadline=Deadline(pause), scope=self._block.scope, forget=False
                     )
                 except DiscoTimeout:
-                    if deadline is not None and not deadline.remaining():
-                        break
-                    self._core.transport.interrupt(self._under_way.until, self._workers)
+                    self._send()
                     pause = min(2 * pause, _LONGEST_PAUSE_S)
-        late = tuple(worker for worker in range(len(self._asked)) if worker not in self._told)
-        if not late:
-            self._settle()
-            self._end()
-        return late
-
-    def _end(self) -> None:
-        """Lets others issue commands again."""
-        for seq in self._asked:
-            self._core.inbox.forget(seq)
-        if self._replaying is not None:
-            self._replaying.begin_interrupt(0)
-        self._core.log.lift(self._under_way.bar)
-        self.over.set()
-
-    # Where workers are late ---------------------------------------------------------------------
-
-    def go_on(self) -> None:
-        """Waits on in a thread of its own, until all workers have answered."""
-        self._under_way.bar.leave()
-        thread = threading.Thread(target=self._outlast, name="disco-interrupt", daemon=True)
-        try:
-            start_thread(thread)
-        except ThreadRefused:
-            self._end()  # what was interrupted is not known, but the session goes on
-            raise
-
-    def _outlast(self) -> None:
-        self._under_way.bar.take()
-        self._block = Block(self._core.log)
-        try:
-            with self._block:
-                if not self._asked:
-                    self._ask()
-                self._wait(None)
-        except (SessionError, RemoteError):  # the session is over, or its workers were replaced
-            self._end()
-
-    def press(self, workers: tuple[int, ...], grace: float, *, force: bool) -> tuple[int, ...]:
-        """Interrupts again what has not ended, and waits; returns the workers that are late."""
-        core, until = self._core, self._under_way.until
-        self._workers = tuple(sorted({*self._workers, *workers}))
-        core.transport.interrupt(until, self._workers)
-        if not self.over.wait(grace) and force:
-            ended = core.transport.interrupt(until, self._still_late, force=True)
-            self.over.wait(None if ended else 0.0)
-        core.log.check_open()
-        return () if self.over.is_set() else self._still_late
-
-    @property
-    def _still_late(self) -> tuple[int, ...]:
-        return tuple(worker for worker in range(self._core.num_workers) if worker not in self._told)
 
     # What was interrupted -----------------------------------------------------------------------
 

@@ -69,15 +69,7 @@ class OneOwner:
         self.over: bool = over
         self.former: Bar | None = None
         self.lifted: bool = False
-        self.take()
-
-    def take(self) -> None:
-        """Admits the caller from now on, and nobody else."""
         self._owner: object = current_owner()
-
-    def leave(self) -> None:
-        """Admits nobody, until another thread takes it."""
-        self._owner = None
 
     def __call__(self) -> bool:
         """Whether it is another one that asks."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import threading
 import time
 from functools import partial
 
 import numpy as np
 import pytest
 from interrupting import GRACE_S, await_start
-from reentry import in_thread, watched
+from reentry import Raising, in_thread, watched
 
 import disco_client as di
 
@@ -120,12 +119,10 @@ def test_a_thread_that_waits_is_interrupted(session, tools):
                 ref.get(1)
             session.sync_all()
 
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        time.sleep(0.1)
-        while waiting.is_alive():
-            session.interrupt(grace=GRACE_S)
-            waiting.join(0.1)
+        waiting = in_thread(wait)
+        await_start(session, "interrupt.spin")
+        assert session.interrupt(grace=GRACE_S) == ()
+        waiting.join()
         assert works(session, tools)
 
 
@@ -191,12 +188,12 @@ def test_a_destination_is_missing_until_it_is_overwritten(session, tools):
 def test_captured_programs_and_chosen_workers_end_too(session, tools):
     """Of a run nothing is left but what it was made of."""
     spin = session.get_global_func("interrupt.spin")
-    with session.capture() as program:
+    with session.capture("endless") as program:
         program.output(spin(LONG))
     with watched():
         results = program()
         chosen = spin.on(worker=1)(LONG)
-        time.sleep(0.1)
+        await_start(session, "endless")
         assert session.interrupt(grace=GRACE_S) == ()
         assert is_told(session)
         assert missing_everywhere(results, tools)
@@ -234,6 +231,18 @@ def test_who_is_inside_a_library_is_named(session, tools):
         assert works(session, tools)
 
 
+def test_whoever_interrupts_may_be_interrupted(session, tools):
+    """At any bytecode, as by Ctrl-C: the interrupt comes to its end, and the session goes on."""
+    with watched(60), Raising("timer", interval=0.001) as raising:
+        while raising.caught < 30:
+            tools.call("interrupt.spin", 0.005)
+            raising.during(lambda: session.interrupt(grace=GRACE_S))
+        with contextlib.suppress(di.Interrupted):
+            session.sync_all()
+        session.sync_all()
+        assert works(session, tools)
+
+
 def test_it_is_awaited_in_a_thread(open_session):
     """In an event loop, which it would stop."""
 
@@ -242,7 +251,7 @@ def test_it_is_awaited_in_a_thread(open_session):
             await session.synced()
             ref = session.get_global_func("interrupt.spin")(LONG)
             waiting = asyncio.create_task(ref.get(1))
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(await_start, session, "interrupt.spin")
             with pytest.raises(di.WouldBlock):
                 session.interrupt(grace=GRACE_S)
             assert await asyncio.to_thread(session.interrupt, grace=GRACE_S) == ()

@@ -520,20 +520,29 @@ def test_while_one_thread_is_alone_the_others_wait(log):
 def test_while_one_thread_interrupts_the_others_wait():
     """It needs no room itself; whoever was alone before is alone again, unless that is over."""
     log = CommandLog(2, window=2)
+    alone, interrupted, lift = threading.Event(), threading.Event(), threading.Event()
+
+    def be_alone():
+        with log.alone():
+            alone.set()
+            lift.wait()
+
     call(log)
-    with log.alone():
+    call(log)
+    for worker in range(2):
+        log.acknowledge(worker, 1)
+    first = in_thread(be_alone)
+    alone.wait()
+    under_way = log.begin_interrupt()
+    assert (under_way.after, under_way.until, len(under_way.sites)) == (1, 2, 1)
+    assert under_way.site(1) is under_way.site(3) is None
+    for _ in range(3):
         call(log)
-        begun = []
-        in_thread(lambda: begun.append(log.begin_interrupt())).join()
-        (under_way,) = begun
-        assert (under_way.after, under_way.until, len(under_way.sites)) == (0, 2, 2)
-        assert under_way.site(0) is under_way.site(3) is None
-        under_way.bar.take()
-        for _ in range(3):
-            call(log)
-        waiting = in_thread(lambda: call(log))
-        log.lift(under_way.bar)
-        assert waiting.is_alive()
+    waiting = in_thread(lambda: (call(log), interrupted.set()))
+    log.lift(under_way.bar)
+    assert not interrupted.wait(0.1)
+    lift.set()
+    first.join()
     for worker in range(2):
         log.acknowledge(worker, 5)
     waiting.join()

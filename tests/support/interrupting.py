@@ -32,5 +32,5 @@ def await_start(session: Session, name: str, count: int = 0) -> None:
         names = [rank.current.name for rank in ranks if rank.current is not None]
         if names.count(name) >= (count or session.num_workers):
             return
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks, of which the deadline is above
     raise AssertionError(f"no worker has begun {name}")

@@ -26,7 +26,7 @@ def spin(seconds, *_others):
     """Runs Python for so long; returns the number of the worker."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        time.sleep(0.001)
+        time.sleep(0.001)  # so that workers which are threads take turns
     return _me().worker_id
 
 
