@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from disco_bench.child import peer_python
 from disco_bench.node_trial import NUMBERS, NodeTrial
 from disco_bench.nodes import LOST_NODES
 from disco_bench.table import Unavailable
+from peer_processes import processes_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,15 +61,7 @@ def test_beside_ray_every_row_is_measured(tmp_path):
     rows, _ = run(tmp_path / "figures")
     assert rows.pop("nodes.wrong")["yardstick"]["figure"] == 0
     assert all(row["yardstick"]["figure"] > 0 for row in rows.values())
-    folder = str(python.parents[1])
-    assert not [each for each in psutil.process_iter() if _is_in(each, folder)]
-
-
-def _is_in(process, folder):
-    try:
-        return any(folder in part for part in process.cmdline())
-    except psutil.Error:
-        return False
+    assert not processes_of(python)
 
 
 class Program:

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from disco_bench.child import peer_python
 from disco_bench.peers import PEER_NAMES, PEERS
 from disco_bench.table import Unavailable
+from peer_processes import processes_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,12 +78,4 @@ def test_beside_a_peer_every_row_is_measured(tmp_path, peer):
             assert row["status"] == "measured", row
             assert row["disco"] > 0
             assert row["yardstick"]["figure"] > 0
-    folder = str(python.parents[1])
-    assert not [each for each in psutil.process_iter() if _is_in(each, folder)]
-
-
-def _is_in(process, folder):
-    try:
-        return any(folder in part for part in process.cmdline())
-    except psutil.Error:
-        return False
+    assert not processes_of(python)
