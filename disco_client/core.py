@@ -26,6 +26,7 @@ from disco_client.errors import (
     EncodingError,
     ForeignReference,
     Reentered,
+    RemoteError,
     RemoteFailure,
     SessionClosed,
     SessionError,
@@ -920,9 +921,11 @@ class SessionCore:
                 (here.question(action, ref, worker, fill, deadline), worker) for worker in workers
             )
             return [here.answered(seq, worker, deadline=deadline) for seq, worker in asked]
-        except BaseException:
+        except BaseException as error:
+            # What other workers answer later is the same failure, which the caller knows.
+            told = isinstance(error, RemoteError)
             for seq, _ in asked:
-                here.inbox.forget(seq)
+                here.inbox.forget(seq, told=told)
             raise
 
     def fill(self, ref: DRef, worker: int, array: Array) -> None:
