@@ -7,7 +7,7 @@ nothing interrupts they are consistent, and the next thread goes on from there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import TypeAlias
 
 from disco_client.call_sites import Site
@@ -22,6 +22,9 @@ MAX_BATCH_COMMANDS = 2048
 MAX_BATCH_BYTES = 128 << 10
 """Of arrays in commands. Other sessions' commands wait behind a batch wherever it is
 read, copied and written in one go."""
+
+_INTERRUPTS = 8
+"""Of how many interrupts it is remembered where their commands were issued."""
 
 PlacedEntry: TypeAlias = "tuple[Site, Entry]"
 """A command, and the position in the program that issued it."""
@@ -42,6 +45,7 @@ class _Batch:
         sites: The positions, once they have left.
         nbytes: How many bytes of arrays and the like are in them.
         beside: How many bytes of arrays travel beside them.
+        questions: The numbers of those that workers answer.
         leaving: What is sent.
         next: The batch that follows.
     """
@@ -55,6 +59,7 @@ class _Batch:
         "leaving",
         "nbytes",
         "next",
+        "questions",
         "sites",
     )
 
@@ -64,6 +69,7 @@ class _Batch:
         self.first_seq: int = first_seq
         self.before: int = before
         self.beside_before: int = beside_before
+        self.questions: list[int] = []
         self.entries: list[PlacedEntry] = []
         self.sites: list[Site] = []
         self.nbytes: int = 0
@@ -117,11 +123,12 @@ class Batches:
         leaving: The oldest that may not have left.
         filling: The one that grows.
         newest: The number of the last command, perhaps without those that are put aside.
+        interrupted: The lines of commands that were interrupted, also once they are over.
         aside: Commands that a thread has issued inside of another one; they follow that.
         done: How far the workers are.
     """
 
-    __slots__ = ("aside", "done", "filling", "leaving", "newest", "oldest")
+    __slots__ = ("aside", "done", "filling", "interrupted", "leaving", "newest", "oldest")
 
     oldest: _Batch
     leaving: _Batch
@@ -132,6 +139,7 @@ class Batches:
         self.newest: int = first_seq - 1
         self.aside: deque[PlacedEntry] = deque()
         self.done: Progress = Progress(num_workers, first_seq - 1)
+        self.interrupted: deque[Mapping[int, Site]] = deque(maxlen=_INTERRUPTS)
 
     def __iter__(self) -> Generator[_Batch]:
         """Those that workers may not have executed, the one that grows included."""
@@ -232,10 +240,14 @@ class Batches:
                 found += sites[max(after + 1 - batch.first_seq, 0) :]
         return found
 
+    def questions(self) -> set[int]:
+        """The commands that workers answer, and may not have executed."""
+        return {seq for batch in self for seq in batch.questions}
+
     def site(self, seq: int) -> Site | None:
-        """The line that issued a command that workers may not have executed."""
+        """The line that issued a command that workers may not have executed, or was interrupted."""
         for batch in self:
             site = batch.site(seq)
             if site is not None:
                 return site
-        return None
+        return next((sites[seq] for sites in self.interrupted if seq in sites), None)

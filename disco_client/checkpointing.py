@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from disco_client.errors import Recovery
     from disco_client.recovery.replay import Replaying
 
-__all__ = ["checkpoint", "is_replaying", "recoveries", "replaying_of"]
+__all__ = ["checkpoint", "is_replaying", "recoveries"]
 
 _ATTEMPTS = 3
 _PAGE = 512
@@ -47,16 +47,9 @@ class _Former:
         self.folder = ""
 
 
-def replaying_of(core: SessionCore) -> Replaying | None:
-    """The session's transport, where it continues with other workers by itself."""
-    from disco_client.recovery.replay import Replaying
-
-    return core.transport if isinstance(core.transport, Replaying) else None
-
-
 def is_replaying(core: SessionCore) -> bool:
     """Whether the session continues with other workers if some are lost."""
-    return replaying_of(core) is not None
+    return core.replaying is not None
 
 
 def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
@@ -71,7 +64,7 @@ def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
     """Saves what the workers hold; see ``Session.checkpoint``."""
     where = whole_path(path)
     core.log.check_open()
-    replaying = replaying_of(core)
+    replaying = core.replaying
     if replaying is None:
         raise ConfigError(
             "this session does not do again what lost workers have done, so it needs no"

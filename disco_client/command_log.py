@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -31,8 +31,8 @@ from disco_client.sender_wakeup import SenderWakeup
 from disco_client.session_end import SessionEnd
 from disco_client.waiting import Deadline
 from disco_client.window import Bar, OneOwner, Waiting, Window
-from disco_client.wire.batch import OutgoingBatch, plain_call
-from disco_client.wire.codec import Action, EncodedCommand
+from disco_client.wire.batch import OutgoingBatch, command_of, plain_call
+from disco_client.wire.codec import INTERRUPTIBLE, Action, EncodedCommand
 from disco_client.wire.limits import WINDOW_COMMANDS
 
 _Made = TypeVar("_Made")
@@ -70,19 +70,16 @@ class CommandsUnderWay:
     Attributes:
         after: The newest command that all workers are known to have executed.
         until: The newest of all.
-        sites: The positions in the program that issued those in between.
-        bar: Admits the thread that interrupts, until it is lifted.
+        sites: The commands, with the positions in the program that issued them.
     """
 
     after: int
     until: int
-    sites: list[Site]
-    bar: OneOwner
+    sites: Mapping[int, Site]
 
     def site(self, seq: int) -> Site | None:
         """The position that issued a command, if it is one of these."""
-        place = seq - self.after - 1
-        return self.sites[place] if 0 <= place < len(self.sites) else None
+        return self.sites.get(seq)
 
 
 class LogWatcher(Protocol):
@@ -117,6 +114,8 @@ class CommandLog:
         sender: Wakes the thread that sends.
         entered: Says whether the calling thread is in the middle of issuing a command.
         ending: How far the session has come to its end.
+        time_limit: Says, if set, how many seconds a command of the caller's may take; 0 for
+            as long as it takes.
         timeline: Takes notes, if set; calls that need not wait never ask for it.
     """
 
@@ -125,7 +124,6 @@ class CommandLog:
         "_batches",
         "_before_kills",
         "_beside_unmarked",
-        "_interrupted",
         "_last_kill",
         "_lock",
         "_noticed",
@@ -135,6 +133,7 @@ class CommandLog:
         "entered",
         "registers",
         "sender",
+        "time_limit",
         "timeline",
         "window",
     )
@@ -154,13 +153,13 @@ class CommandLog:
         self._batches = Batches(num_workers, first_seq)
         self._last_kill = self._before_kills = 0
         self._beside_unmarked = 0
-        self._interrupted: CommandsUnderWay | None = None
         # Commands up to this number need not ask for room; set back where that may be over.
         self._room = 0
         self._noticed = first_seq - 1  # as executed, by all who wait for it
         self.window: Window = Window(self._batches, window, self.ending, self._lock)
         self.sender: SenderWakeup = SenderWakeup(self._batches, self.registers, self.ending)
         self.timeline: LogWatcher | None = None
+        self.time_limit: Callable[[], float] | None = None
 
     # The program's side ----------------------------------------------------
 
@@ -200,6 +199,8 @@ class CommandLog:
         """
         site = call_site(current_scope(self))
         command = EncodedCommand(action=action, func=func)  # type: ignore[arg-type]  (the numbers are the same)
+        if self.time_limit is not None and action in INTERRUPTIBLE:
+            command.limit_s = self.time_limit()
         nbytes = fill(command) if fill is not None else 0
         if nbytes > MAX_COMMAND_BYTES:
             msg = (
@@ -279,7 +280,10 @@ class CommandLog:
             self._room = 0
         seq = batch.next_seq
         self._batches.append(site, command)
+        if command.results:
+            self.registers.makers.update(dict.fromkeys(command.results, site))
         if answers:
+            batch.questions.append(seq)
             self.answers.expect(seq, answers)
         if outside:
             self._mark_beside(site, outside)
@@ -299,6 +303,14 @@ class CommandLog:
         Raises:
             SessionError: The session is closed or lost; or as for :meth:`issue`.
         """
+        if self.time_limit is not None and self.time_limit():
+            plain = command_of(plain_call((), func, 0, args)).args
+
+            def fill(command: EncodedCommand) -> int:
+                command.args.extend(plain)
+                return 0
+
+            return self.issue(Action.CALL_PACKED, fill, func=func, reg=make)[1]  # type: ignore[no-any-return]
         site = call_site(current_scope(self))
         batches, ids = self._batches, self.registers
         if self.entered():
@@ -420,26 +432,44 @@ class CommandLog:
             self.window.bar = None if over else former
         self.window.wake_callers()
 
-    def begin_interrupt(self) -> CommandsUnderWay:
+    def begin_interrupt(self) -> tuple[CommandsUnderWay, OneOwner]:
         """Lets nobody else issue commands until the bar is lifted; returns what is under way.
 
         Raises:
             SessionError: The session is closed or lost.
         """
         self.check_entered()
-        bar, window, batches = OneOwner(over=True), self.window, self._batches
+        bar, window = OneOwner(over=True), self.window
         try:
             self._bar_others(bar, lambda: window.bar is not None and window.bar.over)
-            with self._lock:
-                if batches.aside:
-                    batches.take_aside()
-                after = batches.done.slowest
-                begun = CommandsUnderWay(after, self.last_seq, batches.sites(after), bar)
-                self._interrupted = begun
+            return self.under_way(), bar
         except BaseException:
             self.lift(bar)
             raise
-        return begun
+
+    def under_way(
+        self, chosen: Callable[[int, Site], bool] = lambda _seq, _site: True
+    ) -> CommandsUnderWay:
+        """What is not known to be executed everywhere, without questions.
+
+        Args:
+            chosen: Whether a command is meant, of its number and position.
+        """
+        batches = self._batches
+        with self._lock:
+            if batches.aside:
+                batches.take_aside()
+            after, until = batches.done.slowest, self.last_seq
+            sites, questions = batches.sites(after), batches.questions()
+        found = {
+            seq: site
+            for seq, site in enumerate(sites, after + 1)
+            if seq not in questions and chosen(seq, site)
+        }
+        commands = CommandsUnderWay(after, until, found)
+        if found:
+            batches.interrupted.append(found)
+        return commands
 
     def restart(self, bar: Bar, num_workers: int) -> Abandoned:
         """Forgets what was issued, because other workers take the place of those it was for.
@@ -498,9 +528,7 @@ class CommandLog:
     def origin(self, seq: int) -> tuple[IssuedAt, Scope] | None:
         """The line and the scope that issued a command not yet executed everywhere."""
         with self._lock:
-            site, before = self._batches.site(seq), self._interrupted
-            if site is None and before is not None:
-                site = before.site(seq)
+            site = self._batches.site(seq)
         return None if site is None else (locate(site), site[2])
 
     def scope(self) -> Scope:

@@ -35,6 +35,7 @@ from disco_client.errors import (
 )
 from disco_client.forks import leak, leave_in_children, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
+from disco_client.limits import LimitedFunction
 from disco_client.locks import make_lock
 from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs, in_background
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from disco_client.command_log import Abandoned, Fill
+    from disco_client.recovery.replay import Replaying
     from disco_client.window import Bar
 
 __all__ = [
@@ -218,8 +220,30 @@ class DRef(Handle):
             SessionError: The session is closed or lost.
         """
         future = self._core.ask(self, self._core.check_worker(worker))
-        future.ref = self
+        future.ref, future.give_up = self, partial(DRef.cancel, self)
         return future
+
+    def cancel(self) -> None:
+        """Gives up the command whose result this is to be; returns at once.
+
+        If a worker executes it, it ends there, as by :meth:`Session.interrupt
+        <disco_client.Session.interrupt>`; if none has begun, it is left out. All other commands
+        are executed; those that read this result fail. Reading it raises
+        :class:`~disco_client.Interrupted`, unless all workers had executed it by then. The scope
+        that issued it does not learn of it otherwise. The run of a program ends as a whole; outputs
+        of steps that are done stay.
+
+        Raises:
+            CaptureError: It was made inside a capture, where nothing runs.
+            SessionError: The system starts no thread for it.
+
+        Examples:
+            >>> ref = session.get_global_func("time.sleep")(600)
+            >>> ref.cancel()
+            >>> session.sync_all(timeout=60)
+        """
+        self._core.check_executes()
+        self.session._cancel(self)  # noqa: SLF001  (what a reference can, is the session's)
 
     async def get_into(
         self,
@@ -449,6 +473,21 @@ class DPackedFunc(DRef):
         """
         return ChosenFunction(self, check_chosen(workers, worker, self._core.num_workers))
 
+    def limit(self, seconds: float) -> LimitedFunction:
+        """Limits how long a call may take, as :meth:`Session.limit <disco_client.Session.limit>`.
+
+        Args:
+            seconds: The limit.
+
+        Returns:
+            What calls the function: ``func.limit(5)(x)``, ``func.limit(5).on(worker=1)(x)``.
+
+        Raises:
+            ConfigError: That is no number of seconds.
+            CaptureError: The caller captures a program.
+        """
+        return LimitedFunction(self._core, self, seconds)
+
 
 class ChosenFunction(Handle):
     """A function whose calls only some workers execute; see :meth:`DPackedFunc.on`.
@@ -478,6 +517,10 @@ class ChosenFunction(Handle):
             The register that will hold the results, and None on the other workers.
         """
         return core_of(self.func).call_with(self.func, args, keywords, self.workers)
+
+    def limit(self, seconds: float) -> LimitedFunction:
+        """Limits how long a call may take; see :meth:`DPackedFunc.limit`."""
+        return LimitedFunction(core_of(self.func), self, seconds)
 
     def __repr__(self) -> str:
         return f"{self.func!r}.on({list(self.workers)})"
@@ -697,6 +740,13 @@ class SessionCore:
         self.renew_parts()
         return self.log.restart(bar, self.num_workers)
 
+    @property
+    def replaying(self) -> Replaying | None:
+        """Its transport, where it continues with other workers by itself."""
+        from disco_client.recovery.replay import Replaying
+
+        return self.transport if isinstance(self.transport, Replaying) else None
+
     def renew_parts(self) -> None:
         """Lets parts forget the references that they keep, which may stand for failures."""
         for part in self._parts.values():
@@ -705,14 +755,18 @@ class SessionCore:
 
     # Functions -----------------------------------------------------------------
 
-    def look_up(self, name: str) -> DPackedFunc:
-        """Refers to a function by name, on every worker."""
+    def check_executes(self) -> None:
+        """Makes sure that commands are executed, and not recorded; raises nothing here."""
+
+    def look_up(self, name: str, deadline: Deadline | None = None) -> DPackedFunc:
+        """Refers to a function by name, on every worker; see `CommandLog.issue`."""
 
         def fill(command: EncodedCommand) -> int:
             command.args.add().str = name
             return 0
 
-        _, ref = self.log.issue(Action.GET_GLOBAL_FUNC, fill, reg=self.refer)
+        look_up = Action.GET_GLOBAL_FUNC
+        _, ref = self.log.issue(look_up, fill, reg=self.refer, deadline=deadline)
         return DPackedFunc(ref, self.face())
 
     def call(self, func: DRef, *args: object) -> DRef:
@@ -821,13 +875,13 @@ class SessionCore:
         self._uploads.add(made)
         return made
 
-    def builtin(self, name: str) -> DPackedFunc:
+    def builtin(self, name: str, deadline: Deadline | None = None) -> DPackedFunc:
         """A function that every worker has, looked up once."""
         known = self._builtins
         func = known.get(name)
         # No lock, because looking up may wait. Of two threads that do, the first one's counts;
         # and in what is known of workers that were replaced meanwhile, nothing more does.
-        return known.setdefault(name, self.look_up(name)) if func is None else func
+        return known.setdefault(name, self.look_up(name, deadline)) if func is None else func
 
     def is_builtin(self, func: DRef, name: str) -> bool:
         """Whether a function is that one, which every worker has."""

@@ -48,6 +48,7 @@ __all__ = [
     "SessionExpired",
     "SessionLost",
     "StaleReference",
+    "TimeLimit",
     "WeightsMismatch",
     "WindowExceeded",
     "WorkerLost",
@@ -745,6 +746,25 @@ class Interrupted(RemoteError):
         >>> endless.get()
         Traceback (most recent call last):
         disco_client.errors.Interrupted: the program interrupted ...
+    """
+
+
+class TimeLimit(Interrupted):
+    """The command took longer than its limit; see ``Session.limit``.
+
+    The report of the worker says where it was then.
+
+    Examples:
+        >>> import disco_server
+        >>> @disco_server.register_func("docs.count_too_long")
+        ... def count_too_long():
+        ...     number = 0
+        ...     while True:
+        ...         number += 1
+        >>> with session.limit(0.1):
+        ...     session.get_global_func("docs.count_too_long")().get()
+        Traceback (most recent call last):
+        disco_client.errors.TimeLimit: the command took longer than its limit of 0.1 s...
     """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -23,6 +23,8 @@ _REMEMBERED = 1024
 _INTERRUPTS = 8
 """Of how many interrupts the commands are remembered."""
 
+_CANCELLED = "the program cancelled this command"
+
 _KEPT = 1000
 """How many failures of a scope, or of those that have ended, are kept until they are seen."""
 
@@ -38,6 +40,7 @@ _ERRORS: dict[FailureKind, type[RemoteError]] = {
     FailureKind.FILE: errors.BadFile,
     FailureKind.STALE: errors.StaleReference,
     FailureKind.INTERRUPTED: errors.Interrupted,
+    FailureKind.TIME_LIMIT: errors.TimeLimit,
 }
 
 
@@ -48,8 +51,12 @@ class InterruptedCommands(Protocol):
     """Which commands an interrupt has ended or had left out."""
 
     @property
-    def firsts(self) -> Mapping[Scope, int]:
-        """The first of them that each scope has issued."""
+    def tell(self) -> bool:
+        """Whether the scopes that issued them learn of it."""
+        ...
+
+    def firsts(self, is_known: Callable[[int], bool]) -> Mapping[Scope, int]:
+        """The first of them that each scope has issued, without those that are known."""
         ...
 
     def report(self, seq: int) -> Report | None:
@@ -109,6 +116,10 @@ class FailedCommands:
         opener: The scope that opened the session.
         first_seq: The number of its first command; those before are of a program that
             has left the session, and so are their failures.
+
+    Attributes:
+        cancelled: Commands that are being cancelled. Nobody learns that one worker has left out
+            a collective before another one knew of it.
     """
 
     def __init__(
@@ -121,7 +132,10 @@ class FailedCommands:
         self._opener = opener
         self._first_seq = first_seq
         self._failed: OrderedDict[int, FailedCommand] = OrderedDict()
+        # The commands that a worker has skipped, each with the one that failed before it.
         self._skipped: OrderedDict[int, int] = OrderedDict()
+        # Those of them before which it was interrupted.
+        self._interrupted: set[int] = set()
         # Failures not seen yet, by scope, and those that ended scopes have left.
         self._unseen: dict[Scope, dict[int, FailedCommand]] = {}
         self._many_scopes = 64
@@ -131,6 +145,7 @@ class FailedCommands:
         self._raised: weakref.WeakKeyDictionary[RemoteError, FailedCommand]
         self._raised = weakref.WeakKeyDictionary()
         self._unread: deque[RemoteError] = deque()
+        self.cancelled: list[Container[int]] = []
         self._interrupts: deque[InterruptedCommands] = deque(maxlen=_INTERRUPTS)
 
     def remember(self, seq: int) -> FailedCommand:
@@ -152,10 +167,7 @@ class FailedCommands:
             report: A worker's report of it.
         """
         if seq not in (0, failed.seq):
-            # A worker skipped a command that depends on the failed one.
-            self._skipped[seq] = failed.seq
-            if len(self._skipped) > _REMEMBERED:
-                self._skipped.popitem(last=False)
+            self._note_skipped(seq, failed.seq, report[1])
         elif failed.seq < self._first_seq:
             return
         elif failed.seen and seq:
@@ -167,7 +179,39 @@ class FailedCommands:
                 self._failed[failed.seq] = failed
             if report not in failed.reports:
                 failed.reports.append(report)
-            self._keep(failed)  # also where the first attempt ended before it
+            if not self._is_consequence(failed):
+                self._keep(failed)  # also where the first attempt ended before it
+
+    def _note_skipped(self, seq: int, failed: int, kind: FailureKind) -> None:
+        """Notes that a worker has skipped a command that depends on a failed one."""
+        self._skipped[seq] = failed
+        if len(self._skipped) > _REMEMBERED:
+            self._interrupted.discard(self._skipped.popitem(last=False)[0])
+        if kind is FailureKind.INTERRUPTED:
+            self._interrupted.add(seq)
+            known = self._failed.get(seq)
+            if known is not None and known.is_aborted:
+                self._take(known)
+
+    def _is_consequence(self, failed: FailedCommand) -> bool:
+        """Whether a collective was aborted for an interrupt that another worker knew before.
+
+        Who is to learn of an interrupt learns of what was interrupted itself.
+        """
+        seq = failed.seq
+        if not failed.is_aborted:
+            return False
+        return seq in self._interrupted or any(seq in each for each in self.cancelled)
+
+    def _take(self, failed: FailedCommand) -> None:
+        """Lets nobody learn of a failure that was kept."""
+        mine = self._unseen.get(failed.scope, {})
+        if mine.pop(failed.seq, None) is not None and not mine:
+            del self._unseen[failed.scope]
+        if failed in self._left:
+            self._left.remove(failed)
+            self._num_left -= 1
+        self._orphans.pop(failed.seq, None)
 
     def _keep(self, failed: FailedCommand) -> None:
         """Keeps a failure until its scope waits; without a scope, it is left to the opener."""
@@ -203,8 +247,10 @@ class FailedCommands:
     def interrupt(self, interrupted: InterruptedCommands) -> None:
         """Notes that commands were interrupted, whatever was reported of them before.
 
-        The first one of each scope counts as a failure, unless one of them was raised there.
+        The first one of each scope counts as a failure, unless one of them was raised there, or
+        the scope is not to learn of it.
         """
+        former = [*self._interrupts]
         self._interrupts.append(interrupted)
         told: set[Scope] = set()
         for failed in self._failed.values():
@@ -213,7 +259,13 @@ class FailedCommands:
                 failed.reports = [_at(report, failed.issued_at)]
                 if failed.seen:
                     told.add(failed.scope)
-        for scope, seq in interrupted.firsts.items():
+        if not interrupted.tell:
+            return
+
+        def is_known(seq: int) -> bool:
+            return any(each.report(seq) is not None for each in former)
+
+        for scope, seq in interrupted.firsts(is_known).items():
             report = interrupted.report(seq)
             if scope not in told and report is not None:
                 failed = self.remember(seq)
@@ -225,6 +277,8 @@ class FailedCommands:
         failure, kind = report
         if kind is not FailureKind.ABORTED:
             return report
+        if any(failure.seq in each for each in self.cancelled):
+            return replace(failure, message=_CANCELLED), FailureKind.INTERRUPTED
         found = (each.report(failure.seq) for each in self._interrupts)
         return next((each for each in found if each is not None), report)
 

@@ -229,10 +229,11 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
 
     Made by :meth:`DRef.future <disco_client.DRef.future>`. Any thread may wait for it, and
     asyncio tasks may await it, several times too. Cancelling an await leaves it as it is;
-    :meth:`cancel` takes back the question, and commands are executed all the same.
+    :meth:`cancel` gives up the command whose result was asked for.
 
     Attributes:
         ref: The reference that was asked for, if it was one.
+        give_up: Gives up the command whose result that is.
         check_may_wait: Raises an error in an event loop that must not be stopped.
 
     Examples:
@@ -268,6 +269,7 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         """
         super().__init__()
         self.ref: Any = None
+        self.give_up: Callable[[], object] = _nothing
         self._inbox = inbox
         self._background = background
         self._callbacks = callbacks
@@ -356,7 +358,14 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
     # Waiting ------------------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """Takes back the question, if its answer has not come; whether it is cancelled."""
+        """Gives up the value, unless it has come.
+
+        The command whose result it is ends, or is left out, as by :meth:`DRef.cancel
+        <disco_client.DRef.cancel>`.
+
+        Returns:
+            Whether it is cancelled: nobody gets the value any more.
+        """
         claim = object()
         try:
             self._claims.append(claim)
@@ -368,6 +377,7 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
             raise
         super().cancel()
         self.set_running_or_notify_cancel()
+        self.give_up()
         return True
 
     def result(self, timeout: float | None = None) -> Any:

@@ -1,51 +1,29 @@
 """``session.interrupt``: ends what workers execute, and leaves out what they have not begun.
 
 Workers learn of it beside the log, which they may not read for long. Then each is asked what it
-has ended or left out. What one of them has not executed counts as interrupted on all: results
-that others have are taken back, and a replay leaves the same commands out.
+has ended or left out.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from disco_client.arguments import check_worker
-from disco_client.checkpointing import replaying_of
 from disco_client.command_log import CommandsUnderWay
-from disco_client.errors import (
-    ConfigError,
-    DiscoError,
-    DiscoTimeout,
-    RemoteFailure,
-    WorkersReplaced,
-)
+from disco_client.errors import ConfigError, DiscoError, WorkersReplaced
+from disco_client.interrupted_commands import Inquiry
 from disco_client.locks import make_lock
 from disco_client.reentry import Event
 from disco_client.replies import Settling
-from disco_client.scopes import Block, Scope
+from disco_client.scopes import Block
 from disco_client.threads import start_thread
-from disco_client.waiting import Deadline
-from disco_client.wire.codec import Action, EncodedCommand, FailureKind, InterruptedAt
 
 if TYPE_CHECKING:
     from disco_client.core import SessionCore
-    from disco_client.failed_commands import Report
 
 __all__ = ["Interrupts"]
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-"""How long after an interrupt workers are told once more: one may have come between two calls."""
-
-_TELL = "runtime.disco._tell_interrupted"
-_TAKE_BACK = "runtime.disco._interrupt_registers"
-_ENDED = "the program interrupted this command (session.interrupt)"
-_LEFT_OUT = "the program interrupted the session before this command began (session.interrupt)"
-
-_Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Interrupts:
@@ -104,12 +82,11 @@ class _Interrupt:
     def __init__(self, core: SessionCore, workers: tuple[int, ...]) -> None:
         self._core = core
         self._workers = workers
-        self._replaying = replaying_of(core)
+        self._replaying = core.replaying
         self._block = Block(core.log)
         self._settling = Settling(self._block.scope)
         self._under_way: CommandsUnderWay
-        self._asked: list[int] = []
-        self._told: dict[int, Mapping[str, Any]] = {}
+        self._inquiry: Inquiry
         self._error: DiscoError | None = None
         self._begun: Event = Event()
         self.over: Event = Event()
@@ -152,148 +129,38 @@ class _Interrupt:
 
     @property
     def _late(self) -> tuple[int, ...]:
-        return tuple(worker for worker in range(self._core.num_workers) if worker not in self._told)
+        told = self._inquiry.told
+        return tuple(worker for worker in range(self._core.num_workers) if worker not in told)
 
     # In its own thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
         core = self._core
         try:
-            self._under_way = core.log.begin_interrupt()
+            self._under_way, bar = core.log.begin_interrupt()
+            after, until = self._under_way.after, self._under_way.until
+            scope, site = self._block.scope, self._under_way.site
+            self._inquiry = Inquiry(core, scope, after, until, site)
             try:
                 core.inbox.settling = self._settling
                 if self._replaying is not None:
-                    self._replaying.begin_interrupt(self._under_way.until)
+                    self._replaying.begin_interrupt(self, range(after + 1, until + 1))
                 self._begun.set()
                 with self._block:
                     self._send()
-                    self._ask()
-                    self._wait()
-                    self._settle()
+                    self._inquiry.ask(self._send)
+                    self._inquiry.settle(tell=True)
             finally:
                 core.inbox.settling = None
                 if self._replaying is not None:
-                    self._replaying.begin_interrupt(0)
-                core.log.lift(self._under_way.bar)
+                    self._replaying.end_interrupt(self)
+                core.log.lift(bar)
+                self._inquiry.forget()
         except WorkersReplaced:
             pass  # what was interrupted is gone with them
         except DiscoError as error:
             self._error = error
         finally:
-            for seq in self._asked:
-                core.inbox.forget(seq)
             self._settling.end()
             self.over.set()
             self._begun.set()
-
-    def _ask(self) -> None:
-        """Asks each worker what it will have ended or left out; the answers come when it has."""
-        core, begun = self._core, self._under_way
-
-        def fill(command: EncodedCommand) -> int:
-            command.args.add().int = begun.after
-            command.args.add().int = begun.until
-            return 0
-
-        func = core.check_ref(core.builtin(_TELL))
-        # Now, as its register may not be one of those that are told to be missing.
-        core.builtin(_TAKE_BACK)
-        _, told = core.log.issue(Action.CALL_PACKED, fill, func=func, reg=core.refer)
-        self._asked = [
-            core.question(Action.DEBUG_GET_FROM_REMOTE, told, worker)
-            for worker in range(core.num_workers)
-        ]
-
-    def _wait(self) -> None:
-        """Waits for the answers; tells the workers again until they have come."""
-        pause = _FIRST_PAUSE_S
-        for worker, seq in enumerate(self._asked):
-            while worker not in self._told:
-                try:
-                    self._told[worker] = self._core.answered(
-                        seq, worker, deadline=Deadline(pause), scope=self._block.scope, forget=False
-                    )
-                except DiscoTimeout:
-                    self._send()
-                    pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    # What was interrupted -----------------------------------------------------------------------
-
-    def _settle(self) -> None:
-        """Makes what one worker has ended or left out interrupted on all."""
-        core, told = self._core, [self._told[worker] for worker in sorted(self._told)]
-        found = _Commands(self._under_way, told, [rank.node for rank in core.welcome.ranks])
-        if not found.some:
-            return
-        if self._replaying is not None:
-            self._replaying.leave_out(found.marks())
-        results = [_pairs(each["registers"]) for each in told]
-        live = core.log.live_registers()
-        taken_back = {reg: seq for pairs in results for reg, seq in pairs if reg in live}
-        if any(not taken_back.keys() <= dict(pairs).keys() for pairs in results):
-            flat = np.asarray([*taken_back.items()], np.int64).reshape(-1)
-            core.call_now(_TAKE_BACK, flat)
-        core.renew_parts()
-        core.inbox.interrupt(found)
-
-
-class _Commands:
-    """The commands that an interrupt has ended or had left out, on whichever worker.
-
-    Args:
-        under_way: Those that it is about.
-        told: What each worker has told.
-        nodes: The node of each worker.
-
-    Attributes:
-        some: Whether there are any.
-        firsts: The first of them that each scope has issued.
-    """
-
-    def __init__(
-        self, under_way: CommandsUnderWay, told: Sequence[Mapping[str, Any]], nodes: Sequence[str]
-    ) -> None:
-        self._under_way, self._nodes = under_way, nodes
-        count = under_way.until - under_way.after
-        # Of each command: the first worker that has not executed it, and whether one began.
-        self._worker = np.full(count, -1, np.int32)
-        self._begun: _Mask = np.zeros(count, np.bool_)
-        for worker, each in enumerate(told):
-            left: _Mask = np.zeros(count, np.bool_)
-            for first, last in _pairs(each["left"]):
-                left[self._place(first) : self._place(last) + 1] = True
-            self._worker[left & (self._worker < 0)] = worker
-            left[each["begun"] - under_way.after - 1] = False
-            self._begun |= ~left
-        self.some: bool = bool((self._worker >= 0).any())
-        self.firsts: dict[Scope, int] = {}
-        for seq in self._numbers():
-            site = under_way.site(seq)
-            if site is not None:
-                self.firsts.setdefault(site[2], seq)
-
-    def _place(self, seq: int) -> int:
-        return seq - self._under_way.after - 1
-
-    def _numbers(self) -> Iterator[int]:
-        after = self._under_way.after + 1
-        return (int(place) + after for place in np.flatnonzero(self._worker >= 0))
-
-    def marks(self) -> dict[int, InterruptedAt]:
-        """The commands, each with how far workers had come with it."""
-        within, before = InterruptedAt.WITHIN, InterruptedAt.BEFORE
-        begun = self._begun
-        return {seq: within if begun[self._place(seq)] else before for seq in self._numbers()}
-
-    def report(self, seq: int) -> Report | None:
-        """What is reported of a command, if it is one of them."""
-        place = self._place(seq)
-        if not 0 <= place < len(self._worker) or self._worker[place] < 0:
-            return None
-        worker = int(self._worker[place])
-        why = _ENDED if self._begun[place] else _LEFT_OUT
-        return RemoteFailure(worker, seq, why, node=self._nodes[worker]), FailureKind.INTERRUPTED
-
-
-def _pairs(flat: Any) -> list[tuple[int, int]]:
-    return [(int(one), int(other)) for one, other in flat.reshape(-1, 2)]

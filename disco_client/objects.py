@@ -73,6 +73,11 @@ class DObject(DRef):
         """
         return _look_up(self, name)
 
+    @property
+    def cancel(self) -> DPackedFunc:  # type: ignore[override]
+        """The object's own, as objects often have one; see :class:`DRef` for a reference's."""
+        return _look_up(self, "cancel")
+
     def __getitem__(self, name: str, /) -> DPackedFunc:
         """Looks up a method or an attribute, also one of a name that references have.
 

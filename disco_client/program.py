@@ -198,9 +198,9 @@ class Recorder(SessionCore):
     def __repr__(self) -> str:
         return f"<capture of program {self._program_name!r} on {self._session!r}>"
 
-    def builtin(self, name: str) -> DPackedFunc:
+    def builtin(self, name: str, deadline: Deadline | None = None) -> DPackedFunc:
         """One that the session has looked up, or looks up now, for all programs."""
-        return self._session.builtin(name)
+        return self._session.builtin(name, deadline)
 
     def check_ref(self, ref: DRef) -> int:
         """The register of a reference in the program; one from outside is taken along."""
@@ -226,10 +226,10 @@ class Recorder(SessionCore):
             return ref.reg_id  # to be wrapped as a function or a module
         raise CaptureError(self._nothing_outside)
 
-    def look_up(self, name: str) -> DPackedFunc:
+    def look_up(self, name: str, deadline: Deadline | None = None) -> DPackedFunc:
         """Records a lookup."""
         self.check_here()
-        return super().look_up(name)
+        return super().look_up(name, deadline)
 
     def next_ticket(self) -> int:
         """Refuses a large array."""
@@ -242,6 +242,11 @@ class Recorder(SessionCore):
         """Refuses to fetch a value."""
         self.check_here()
         self._refuse("fetching a value waits for the workers; do it outside of the capture")
+
+    def check_executes(self) -> NoReturn:
+        """Refuses to give up what does not run."""
+        self.check_here()
+        self._refuse("nothing runs that could be cancelled; cancel what a run returns")
 
     def send_array(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -111,6 +111,7 @@ class Inbox:
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
         settling: Set while it is not known yet what an interrupt has ended: waits do not raise
             before, but for those of the scope that interrupts.
+        cancelled: See :class:`~disco_client.failed_commands.FailedCommands`.
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
             has ended, that the session's workers were replaced.
         entered: Says whether the calling thread is in the middle of noting something.
@@ -131,6 +132,7 @@ class Inbox:
         self._lock = make_lock("session") if lock is None else lock
         self.entered: Callable[[], bool] = owned(self._lock)
         self._failed = FailedCommands(commands.origin, commands.scope(), first_seq)
+        self.cancelled: list[Container[int]] = self._failed.cancelled
         self._long_waits = LongWaits() if long_waits is None else long_waits
         self._liveness = Liveness(self.answers, self.ending, self._long_waits)
         self.pump: Pump | None = None

@@ -315,11 +315,17 @@ class _BlockOwner:
         return False
 
 
+def _no_op(_scope: Scope) -> None:
+    """What a block gives up that nobody can cancel."""
+
+
 class Block(Handle):
     """A scope for commands issued inside of a ``with`` block, and by tasks started there.
 
     Args:
         log: The log of the session whose commands it takes.
+        give_up: Cancels what a scope has issued.
+        cancels: Whether what was issued in the block is cancelled where an exception leaves it.
 
     Attributes:
         scope: The scope of the block.
@@ -328,8 +334,12 @@ class Block(Handle):
 
     _instead: ClassVar[str] = "session.scope() makes another block"
 
-    def __init__(self, log: object) -> None:
+    def __init__(
+        self, log: object, give_up: Callable[[Scope], object] = _no_op, *, cancels: bool = False
+    ) -> None:
         self.log = log
+        self._give_up = give_up
+        self._cancels = cancels
         self._owner = _BlockOwner()
         self.scope: Scope = Scope(self._owner)
         self.entered: bool = False
@@ -358,6 +368,15 @@ class Block(Handle):
         leave, self._leave = self._leave, None
         if leave is not None:
             leave()
+            if kind is not None and self._cancels:
+                self.cancel()
+
+    def cancel(self) -> None:
+        """Gives up what was issued in the block so far: workers end it, or leave it out.
+
+        See ``ref.cancel()``; what is issued afterwards is executed.
+        """
+        self._give_up(self.scope)
 
 
 def _enter_in_finalizer(inside: _Found) -> Callable[[], object]:

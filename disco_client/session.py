@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
+from disco_client.cancelling import Cancelling
 from disco_client.core import SessionCore
 from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
 from disco_client.interrupts import Interrupts
+from disco_client.limits import LimitBlock
 from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
 from disco_client.reentry import import_uninterrupted
@@ -1344,7 +1346,7 @@ class Session:
 
     # Scopes of errors ------------------------------------------------------------
 
-    def scope(self) -> Block:
+    def scope(self, *, cancel: bool = False) -> Block:
         """Makes a scope: what is issued in its ``with`` block raises its errors there.
 
         ::
@@ -1357,15 +1359,56 @@ class Session:
         ``asyncio.to_thread``, and each thread. Tasks that are started in a block belong to
         it. Errors that the block has not seen when it ends stay with :meth:`failures`.
 
+        Args:
+            cancel: Whether an exception that leaves the block, such as that of a task which is
+                cancelled or times out, cancels what was issued in it: what runs ends, as by
+                :meth:`interrupt`, and what has not begun is left out. Nobody waits for that, and
+                what others have issued is executed.
+
         Returns:
-            The block, to be entered once with ``with``.
+            The block, to be entered once with ``with``. Its ``cancel()`` cancels what was issued
+            in it so far.
 
         Examples:
             >>> with session.scope():
             ...     total = session.allreduce(session.broadcast(np.ones(2)))
             ...     session.sync_all()  # raises what went wrong in this block
         """
-        return Block(self._core.log)
+        core = self._core
+        return Block(core.log, core.part(Cancelling).cancel_scope, cancels=cancel)
+
+    def _cancel(self, ref: DRef) -> None:
+        """Gives up the command whose result a reference is to be; see `DRef.cancel`."""
+        self._core.part(Cancelling).cancel_result(self._core.check_ref(ref))
+
+    def limit(self, seconds: float) -> LimitBlock:
+        """Limits how long each command may take that is issued in a ``with`` block.
+
+        ::
+
+            with session.limit(60):
+                loss = step(weights, batch)
+
+        A worker ends a command that takes longer, as :meth:`interrupt` does: the command has
+        failed, with the line where the worker was, and the session goes on. It counts from when
+        the worker begins the command, so what waits before it costs nothing. A run of a captured
+        program is one command. Of nested blocks the shortest limit counts.
+
+        Args:
+            seconds: The limit.
+
+        Returns:
+            The block, to be entered once with ``with``.
+
+        Raises:
+            ConfigError: That is no number of seconds.
+            CaptureError: The caller captures a program, whose steps have no limits of their own.
+
+        Examples:
+            >>> with session.limit(30):
+            ...     total = session.allreduce(session.broadcast(np.ones(2)))
+        """
+        return LimitBlock(self._core, seconds)
 
     def batch(self) -> AbstractContextManager[None]:
         """Lets what is issued in a ``with`` block leave together, as one message.

@@ -7,6 +7,8 @@
 
 Each worker holds a share of a perceptron with random weights; a request is one call, whose
 allreduce adds the shares up. What is wrong with a request is the answer to that request alone.
+A request that takes longer than its ``"timeout"``, in seconds, or whose client leaves, is cancelled
+on the workers, so that no other one waits for it.
 Needs aiohttp, which the extra ``server`` brings.
 """
 
@@ -26,6 +28,9 @@ __all__ = ["Model", "application", "predict_alone"]
 
 SEED, INNER = 7, 4096
 """Of the weights, and the columns of the first layer."""
+
+LONGEST_S = 10.0
+"""How long a request may take."""
 
 
 # On the workers ----------------------------------------------------------------------------
@@ -88,7 +93,7 @@ class Model:
             disco_client.RemoteException: The workers refuse it.
         """
         # A client's connection is one task and may send many requests; each is a scope.
-        with self._session.scope():
+        with self._session.scope(cancel=True):
             await self._session.ready()
             return await self._predict(self._share, inputs)
 
@@ -98,17 +103,25 @@ _HANDLE: web.AppKey[Handler] = web.AppKey("handle")
 
 
 def handler_of(model: Model) -> Handler:
-    """Answers ``{"inputs": [...]}`` with ``{"outputs": [...]}``, and what is wrong with 400."""
+    """Answers ``{"inputs": [...]}`` with ``{"outputs": [...]}``, and what is wrong with 400.
+
+    Where the answer does not come in time, that is 504.
+    """
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            inputs = np.asarray((await request.json())["inputs"], np.float32)
+            asked = await request.json()
+            inputs = np.asarray(asked["inputs"], np.float32)
+            timeout = min(float(asked.get("timeout", LONGEST_S)), LONGEST_S)
         except (KeyError, TypeError, ValueError) as error:
             return web.json_response(
                 {"error": f"expected {{'inputs': [...]}}: {error}"}, status=400
             )
         try:
-            outputs = await model.predict(inputs)
+            async with asyncio.timeout(timeout):
+                outputs = await model.predict(inputs)
+        except TimeoutError:
+            return web.json_response({"error": f"no answer within {timeout:g} s"}, status=504)
         except disco_client.RemoteException as error:
             return web.json_response({"error": error.failures[0].message}, status=400)
         return web.json_response({"outputs": outputs.tolist()})
@@ -143,7 +156,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8080)
     options = parser.parse_args()
     app = application(options.address, options.workers, options.width)
-    web.run_app(app, host="127.0.0.1", port=options.port)
+    web.run_app(app, host="127.0.0.1", port=options.port, handler_cancellation=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""A web service on a session, with many clients of whose requests one in three is bad."""
+"""A web service on a session, with many clients of whom some send bad requests, or give up."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -24,6 +25,7 @@ __all__ = ["SERVICE", "measure_service"]
 
 _CLIENTS, _WIDTH = 64, 1024
 _ANSWER_S = 60.0
+_GIVE_UP_S = 0.05
 
 SERVICE = (
     Spec(
@@ -39,6 +41,13 @@ SERVICE = (
         "1/s",
         "the same without bad ones",
         Limit("ratio", must=0.8, aim=0.95, least=True),
+    ),
+    Spec(
+        "service.given_up",
+        f"p95 of a request, a third of {_CLIENTS} clients give up after {_GIVE_UP_S * 1e3:.0f} ms",
+        "s",
+        "the same, none gives up",
+        Limit("ratio", must=1.2, aim=1.0),
     ),
 )
 
@@ -77,6 +86,44 @@ class _Load:
         good = await asyncio.gather(*clients)
         return sum(good) / (time.perf_counter() - began)
 
+    async def _patient(self, url: str, end: float) -> list[float]:
+        """How long each request took, in seconds, of a client that waits for all answers."""
+        took: list[float] = []
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as http:
+            while (began := time.perf_counter()) < end:
+                async with http.post(url, json=self._good) as answer:
+                    await answer.read()
+                took.append(time.perf_counter() - began)
+        return took
+
+    async def _impatient(self, url: str, end: float) -> int:
+        """How many requests were given up, of a client that gives up soon."""
+        given_up = 0
+        request = self._good | {"timeout": _GIVE_UP_S}
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as http:
+            while time.perf_counter() < end:
+                async with http.post(url, json=request) as answer:
+                    await answer.read()
+                    given_up += answer.status == HTTPStatus.GATEWAY_TIMEOUT
+        return given_up
+
+    async def _mixed(self, port: int, impatient: int) -> tuple[float, int]:
+        url, end = f"http://127.0.0.1:{port}/predict", time.perf_counter() + self._seconds
+        took, given_up = await asyncio.gather(
+            asyncio.gather(*(self._patient(url, end) for _ in range(_CLIENTS - impatient))),
+            asyncio.gather(*(self._impatient(url, end) for _ in range(impatient))),
+        )
+        return quantiles([each for client in took for each in client], n=20)[-1], sum(given_up)
+
+    def wait(self, port: int, impatient: int = 0) -> tuple[float, int]:
+        """Sends requests of which some clients give up those that take long.
+
+        Returns:
+            The time in seconds within which 95 of 100 requests of the others were answered, and
+            how many requests were given up.
+        """
+        return asyncio.run(self._mixed(port, impatient))
+
     def send(self, port: int, *, with_bad: bool) -> float:
         """Sends requests to a port; returns how many good ones were answered a second."""
         return asyncio.run(self._clients(port, with_bad=with_bad))
@@ -113,3 +160,15 @@ def measure_service(bench: Bench) -> None:
             rounds,
         )
         bench.record("service.good", pair.measured())
+
+        given_up = 0
+
+        def disturbed() -> float:
+            nonlocal given_up
+            seconds, count = load.wait(service, _CLIENTS // 3)
+            given_up += count
+            return seconds
+
+        measured = alternate(disturbed, lambda: load.wait(service)[0], rounds).measured()
+        note = f"{given_up} requests were given up"
+        bench.record("service.given_up", replace(measured, note=note))

@@ -114,6 +114,8 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """A register whose content was on workers that others have taken the place of."""
     FAILURE_KIND_INTERRUPTED: _FailureKind.ValueType  # 11
     """The program interrupted the command, or had it left out."""
+    FAILURE_KIND_TIME_LIMIT: _FailureKind.ValueType  # 12
+    """The command took longer than its limit."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """The families of failures a client tells apart."""
@@ -140,6 +142,8 @@ FAILURE_KIND_STALE: FailureKind.ValueType  # 10
 """A register whose content was on workers that others have taken the place of."""
 FAILURE_KIND_INTERRUPTED: FailureKind.ValueType  # 11
 """The program interrupted the command, or had it left out."""
+FAILURE_KIND_TIME_LIMIT: FailureKind.ValueType  # 12
+"""The command took longer than its limit."""
 global___FailureKind = FailureKind
 
 @typing.final
@@ -160,6 +164,7 @@ class Command(google.protobuf.message.Message):
     WORKERS_FIELD_NUMBER: builtins.int
     KEYWORDS_FIELD_NUMBER: builtins.int
     INTERRUPTED_FIELD_NUMBER: builtins.int
+    LIMIT_S_FIELD_NUMBER: builtins.int
     action: global___Action.ValueType
     reg: builtins.int
     """The register that takes the result, or that the action is about."""
@@ -171,6 +176,8 @@ class Command(google.protobuf.message.Message):
     """Whether workers were interrupted in it, or left it out: one that is sent again is not
     executed again.
     """
+    limit_s: builtins.float
+    """After how many seconds a worker ends it, as a failure; 0 for no limit."""
     @property
     def args(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[disco_client.pb.values_pb2.Value]: ...
     @property
@@ -208,9 +215,10 @@ class Command(google.protobuf.message.Message):
         workers: collections.abc.Iterable[builtins.int] | None = ...,
         keywords: collections.abc.Iterable[builtins.str] | None = ...,
         interrupted: global___Interrupted.ValueType = ...,
+        limit_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["program", b"program"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "interrupted", b"interrupted", "keywords", b"keywords", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "args", b"args", "func", b"func", "interrupted", b"interrupted", "keywords", b"keywords", "limit_s", b"limit_s", "program", b"program", "reg", b"reg", "released", b"released", "results", b"results", "workers", b"workers"]) -> None: ...
 
 global___Command = Command
 

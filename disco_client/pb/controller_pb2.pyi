@@ -279,6 +279,7 @@ class Received(google.protobuf.message.Message):
     INTERRUPTED_FIELD_NUMBER: builtins.int
     INTERRUPTED_WORKERS_FIELD_NUMBER: builtins.int
     INTERRUPTED_BY_FORCE_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
     question: builtins.int
     """Names this question in the answer."""
     interrupted: builtins.int
@@ -309,6 +310,12 @@ class Received(google.protobuf.message.Message):
     def interrupted_workers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The workers that also end the command that they execute, if it is one of these."""
 
+    @property
+    def cancelled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CommandRun]:
+        """Commands that the program has cancelled. Workers end them, or leave them out. Said again until
+        all workers are past them.
+        """
+
     def __init__(
         self,
         *,
@@ -320,10 +327,31 @@ class Received(google.protobuf.message.Message):
         interrupted: builtins.int = ...,
         interrupted_workers: collections.abc.Iterable[builtins.int] | None = ...,
         interrupted_by_force: builtins.bool = ...,
+        cancelled: collections.abc.Iterable[global___CommandRun] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["given_up", b"given_up", "interrupted", b"interrupted", "interrupted_by_force", b"interrupted_by_force", "interrupted_workers", b"interrupted_workers", "question", b"question", "replies", b"replies", "unwanted", b"unwanted", "workers", b"workers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "given_up", b"given_up", "interrupted", b"interrupted", "interrupted_by_force", b"interrupted_by_force", "interrupted_workers", b"interrupted_workers", "question", b"question", "replies", b"replies", "unwanted", b"unwanted", "workers", b"workers"]) -> None: ...
 
 global___Received = Received
+
+@typing.final
+class CommandRun(google.protobuf.message.Message):
+    """Commands that follow each other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    last: builtins.int
+    def __init__(
+        self,
+        *,
+        first: builtins.int = ...,
+        last: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "last", b"last"]) -> None: ...
+
+global___CommandRun = CommandRun
 
 @typing.final
 class Have(google.protobuf.message.Message):

@@ -528,6 +528,12 @@ class Recovering(ABC):
             incarnation.transport.interrupt(until, workers, force=force)
         return True
 
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Cancels commands; to be said again, as an interrupt is."""
+        incarnation = self._incarnation
+        if self._may_interrupt(incarnation):
+            incarnation.transport.cancel(commands)
+
     def _may_interrupt(self, incarnation: Incarnation) -> bool:
         """Whether these workers execute what the program has issued since."""
         return incarnation.error is None and not self._recovering

@@ -6,7 +6,7 @@ keep their numbers: if some are left out, the following batch says how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -200,14 +200,20 @@ class Journal:
                 self.segments[place] = marked = _mark(segment, commands)
                 self.nbytes += len(marked.payload) - len(segment.payload)
 
-    def interruptible(self, after: int, until: int) -> list[int]:
-        """The numbers of those commands between two that an interrupt may end or leave out."""
+    def interruptible(self, after: int, among: Container[int]) -> list[int]:
+        """The numbers of those commands that an interrupt may end or leave out.
+
+        Args:
+            after: It does not concern those up to this one.
+            among: Those that it concerns.
+        """
         return [
             seq
             for segment in self.segments
-            if segment.last > after and segment.first <= until
+            if segment.last > after
             for seq, command in segment.entries()
-            if after < seq <= until
+            if seq > after
+            and seq in among
             and (isinstance(command, tuple) or command.action in INTERRUPTIBLE)
         ]
 

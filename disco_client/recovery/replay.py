@@ -21,7 +21,7 @@ from disco_client.recovery.replayer import NONE_YET, KnownFailures, Replayer
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.transport.base import Transport
 from disco_client.wire.batch import SentBatch
-from disco_client.wire.codec import EncodedCommand, EncodedReply, InterruptedAt
+from disco_client.wire.codec import EncodedCommand, EncodedReply, FailureKind, InterruptedAt
 
 __all__ = ["Replaying"]
 
@@ -49,7 +49,7 @@ class Replaying(Recovering):
         self._failures = KnownFailures()
         self._crash_loop = CrashLoopDetector()
         self._told_of_limit = False
-        self._interrupting = 0
+        self._interrupting: dict[object, Collection[int]] = {}
 
     # What the program sends -------------------------------------------------------------
 
@@ -80,6 +80,9 @@ class Replaying(Recovering):
             return False
         if reply.seq not in (0, reply.failure.seq) and not self._client.is_open(reply.seq):
             return True  # a command that was skipped, which is not reported by itself
+        if reply.failure.kind == FailureKind.TIME_LIMIT:
+            # Other workers may be faster, and what has followed would be other than it was.
+            self.leave_out({reply.failure.seq: InterruptedAt.WITHIN})
         told = key in failures.told
         failures.told.add(key)
         return not told or self._client.is_open(reply.seq)
@@ -123,13 +126,18 @@ class Replaying(Recovering):
         """Whether these workers are past what they do again, the results of which are known."""
         return super()._may_interrupt(incarnation) and incarnation.complete
 
-    def begin_interrupt(self, until: int) -> None:
+    def begin_interrupt(self, key: object, commands: Collection[int]) -> None:
         """Notes that commands are being interrupted: what is not known to be over is not repeated.
 
         Args:
-            until: The last of them; 0 when it is known what was interrupted.
+            key: Names the interrupt.
+            commands: Their numbers.
         """
-        self._interrupting = until
+        self._interrupting[key] = commands
+
+    def end_interrupt(self, key: object) -> None:
+        """Notes that it is known what an interrupt has ended."""
+        self._interrupting.pop(key, None)
 
     def leave_out(self, commands: Mapping[int, InterruptedAt]) -> None:
         """Lets workers that replay the session leave out what was interrupted.
@@ -143,13 +151,14 @@ class Replaying(Recovering):
 
     def lost(self, incarnation: Incarnation, error: SessionError) -> None:
         """Called when an incarnation is over; requests other workers, or the session is lost."""
-        until = self._interrupting
+        interrupts = list(self._interrupting.values())
         with self._lock:
-            if until and incarnation is self._incarnation:
+            if interrupts and incarnation is self._incarnation:
                 # Nobody can say how far its workers had come.
                 incarnation.sent.retain_all()
-                unknown = self._journal.interruptible(incarnation.acked, until)
-                self._journal.leave_out(dict.fromkeys(unknown, InterruptedAt.WITHIN))
+                for commands in interrupts:
+                    unknown = self._journal.interruptible(incarnation.acked, commands)
+                    self._journal.leave_out(dict.fromkeys(unknown, InterruptedAt.WITHIN))
         super().lost(incarnation, error)
 
     # When workers are lost ------------------------------------------------------------------

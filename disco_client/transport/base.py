@@ -420,6 +420,15 @@ class Transport(Protocol):
         """
         ...
 
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Interrupts some of the commands that were issued, whatever workers do; may be repeated.
+
+        Args:
+            commands: The first and the last of each run of them. Workers end the one of them that
+                they execute, and leave the others out.
+        """
+        ...
+
     def check_alive(self) -> None:
         """Raises the session's error if nothing was received for too long."""
         ...

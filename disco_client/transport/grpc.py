@@ -272,6 +272,10 @@ class GrpcTransport:
         self._stream.interrupt(until, workers, force=force)
         return True
 
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Cancels commands."""
+        self._stream.cancel_commands(commands)
+
     def check_alive(self) -> None:
         """To be called while a caller waits: makes sure that the session continues or ends."""
         if not self._ended.is_set():

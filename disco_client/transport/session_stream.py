@@ -21,9 +21,9 @@ from disco_client.transport.base import ClientEnd, QueuePosition, Wish
 from disco_client.transport.carriers import StreamBroken
 from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.endings import error_before, error_of_end
-from disco_client.transport.given_up import GivenUp
 from disco_client.transport.notices import Notices
 from disco_client.transport.received import ReceivedReplies
+from disco_client.transport.reminders import Reminders
 from disco_client.transport.run_clock import RunClock
 from disco_client.transport.stream_reader import StreamReader
 from disco_client.version import __version__
@@ -71,8 +71,7 @@ class SessionStream:
         self._awaited: set[str] = set()
         self._low = 0
         self._leaving = Event()
-        self._given_up = GivenUp()
-        self._interrupt: controller_pb2.Received | None = None
+        self._reminders = Reminders()
         self.notices = Notices()
         self.connected = False
 
@@ -220,13 +219,9 @@ class SessionStream:
         worker: int | None = None,
     ) -> bytes:
         # Before it delivers anything, no worker waits for an upload.
-        given_up = [] if self._client is None else self._given_up.still(self._client.acked)
-        received = controller_pb2.Received(
-            replies=self._replies.numbers, given_up=given_up, unwanted=unwanted
-        )
-        interrupt, acked = self._interrupt, 0 if self._client is None else self._client.acked
-        if interrupt is not None and interrupt.interrupted > acked:
-            received.MergeFrom(interrupt)
+        acked = 0 if self._client is None else self._client.acked
+        received = controller_pb2.Received(replies=self._replies.numbers, unwanted=unwanted)
+        received.MergeFrom(self._reminders.still(acked))
         raw = received.SerializeToString()
         return envelope(kind, raw, session=self._at.ready.session, worker=worker)
 
@@ -240,9 +235,16 @@ class SessionStream:
             workers: Who also ends the one that it executes.
             force: The processes of these workers are ended instead.
         """
-        self._interrupt = controller_pb2.Received(
-            interrupted=until, interrupted_workers=workers, interrupted_by_force=force
-        )
+        self._reminders.interrupt(until, workers, force=force)
+        self._at.out.say(self._received(EnvelopeKind.RECEIVED))
+
+    def cancel_commands(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Cancels commands, as :meth:`interrupt` does; each until no worker can be in it.
+
+        Args:
+            commands: The first and the last of each run of them.
+        """
+        self._reminders.cancel(commands)
         self._at.out.say(self._received(EnvelopeKind.RECEIVED))
 
     # Arrays that will not be transferred -----------------------------------------------------
@@ -250,13 +252,12 @@ class SessionStream:
     def give_up(self, uploads: Sequence[tuple[int, int]], why: str) -> None:
         """Reports arrays that will not arrive, until no worker can wait for them.
 
-        It is sent over this stream, so no descriptor or thread is needed for it.
-
         Args:
             uploads: The ticket and the worker of each.
             why: The reason for the workers.
         """
-        self._given_up.add(uploads, why, self._client.issued if self._client is not None else 0)
+        issued = self._client.issued if self._client is not None else 0
+        self._reminders.give_up(uploads, why, issued)
         self._at.out.say(self._received(EnvelopeKind.RECEIVED))
 
     def decline(self, downloads: Sequence[tuple[int, int]]) -> None:
@@ -271,7 +272,7 @@ class SessionStream:
         if have.node not in self._awaited:
             worker = next(iter(have.workers), None)
             self._at.out.rewind(have.last_seq, worker)
-            if self._given_up or self._interrupt is not None:
+            if self._reminders:
                 self._at.out.say(self._received(EnvelopeKind.RECEIVED, worker=worker))
             return
         self._awaited.discard(have.node)

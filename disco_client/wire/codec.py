@@ -160,6 +160,7 @@ class FailureKind(enum.IntEnum):
     LEFT_OUT = 9
     STALE = 10
     INTERRUPTED = 11
+    TIME_LIMIT = 12
 
 
 class InterruptedAt(enum.IntEnum):

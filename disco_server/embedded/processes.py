@@ -415,6 +415,11 @@ class ProcessTransport(Bound):
                 child.end_interrupted()
         return True
 
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Cancels commands."""
+        for child in self._children.ranks.values():
+            child.cancel(commands)
+
     def check_alive(self) -> None:
         """Raises the session's error, once it has one."""
         if self._error is not None:

@@ -374,14 +374,22 @@ class RankThread(ArrayPorter):
         worker: The rank.
         client: Where answers and output go.
         on_death: Called when the thread ended by itself, which ends the session.
+        wake_peers: Lets ranks that wait for each other look at what is interrupted.
 
     Attributes:
         borrowed: The arrays that it takes over from the program.
         thread: The rank's own.
     """
 
-    def __init__(self, worker: Worker, client: ClientEnd, on_death: OnDeath) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        client: ClientEnd,
+        on_death: OnDeath,
+        wake_peers: Callable[[], object],
+    ) -> None:
         self._worker = worker
+        self._wake_peers = wake_peers
         self._client = client
         self._on_death = on_death
         self._inbox: deque[_Given] = deque()
@@ -430,6 +438,7 @@ class RankThread(ArrayPorter):
 
     def _serve(self) -> None:
         executor = Executor(self._worker, self)
+        self._worker.guard.wake = self._look_at_interrupts
         while not self._ending and not executor.stopped:
             given = self._next()
             if given is None:
@@ -486,6 +495,15 @@ class RankThread(ArrayPorter):
         ident = self.thread.ident
         if ident is not None and self.thread.is_alive():
             self._worker.guard.interrupt_thread(ident, until, ends)
+
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Lets the rank end commands, or leave them out; for another thread."""
+        self._worker.flight.cancel(commands)
+        self.interrupt(0, 0)  # to look there
+
+    def _look_at_interrupts(self) -> None:
+        self.interrupt(0, 0)
+        self._wake_peers()
 
     def report(self, *, stacks: bool, flights: bool) -> RankReport:
         """Reports what the rank does; for any thread."""
@@ -691,7 +709,8 @@ class ThreadTransport(Bound):
         self._client = client
         count = len(self._welcome.ranks)
         workers = [self._worker(w, count) for w in range(count)]
-        self._ranks = [RankThread(worker, client, self._rank_died) for worker in workers]
+        wake = self._world.wake
+        self._ranks = [RankThread(worker, client, self._rank_died, wake) for worker in workers]
         self._threads = frozenset(rank.thread for rank in self._ranks)
         redirect()
         for rank in self._ranks:
@@ -770,6 +789,12 @@ class ThreadTransport(Bound):
                 rank.interrupt(until, until if worker in workers else 0)
             self._world.wake()
         return not force
+
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Cancels commands."""
+        for rank in self._ranks:
+            rank.cancel(commands)
+        self._world.wake()
 
     def check_alive(self) -> None:
         """Raises the session's error, once it has one."""

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -202,6 +202,12 @@ class RankProcess:
         if self.status is None:
             with contextlib.suppress(OSError):
                 self.memory.interrupt(self.pid, until, ends)
+
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Lets the process end commands, or leave them out; see `RankMemory`."""
+        if self.status is None:
+            with contextlib.suppress(OSError):
+                self.memory.cancel(self.pid, commands)
 
     def end_interrupted(self) -> None:
         """Kills the process, because the command that it executes has not ended."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 from disco_client.arrays.shared_memory import allocate
 from disco_client.clock import monotonic_ns
@@ -17,11 +18,24 @@ from disco_client.descriptors import Descriptor
 from disco_client.tracing import ring as layout
 from disco_client.tracing.ring import Flag, Header, what_of
 
-__all__ = ["CAUSE_MARK", "SLOT_MASK", "STACK_BYTES", "FlightRecorder", "make_memory"]
+__all__ = [
+    "CANCELLED_AT",
+    "CAUSE_MARK",
+    "SLOT_MASK",
+    "STACK_BYTES",
+    "FlightRecorder",
+    "make_memory",
+    "places_of",
+]
 
 SLOT_MASK = layout.SLOTS - 1
 STACK_BYTES = 64 << 10
 """The room behind the records for the stack that a rank writes on request."""
+
+CANCELLED_AT = layout.RING_BYTES + STACK_BYTES
+"""Where the starter of a rank writes, a place for each slot, the numbers of cancelled commands."""
+
+_ALL_BYTES = CANCELLED_AT + 8 * layout.SLOTS
 
 CAUSE_MARK = b"\x01"
 """The first byte of a cause of the end in the stack's place; no stack begins with it."""
@@ -49,7 +63,21 @@ def make_memory() -> Descriptor:
     Raises:
         OSError: There is no room.
     """
-    return allocate(layout.RING_BYTES + STACK_BYTES, "disco-flight")
+    return allocate(_ALL_BYTES, "disco-flight")
+
+
+def places_of(commands: Sequence[tuple[int, int]]) -> Iterator[tuple[int, array[int]]]:
+    """Where the numbers of cancelled commands are written, and the numbers there.
+
+    Args:
+        commands: The first and the last of each run of them.
+    """
+    for first, last in commands:
+        at = max(first, last - SLOT_MASK)  # no more are under way
+        while at <= last:
+            end = min(last, at | SLOT_MASK)
+            yield at & SLOT_MASK, array("Q", range(at, end + 1))
+            at = end + 1
 
 
 class FlightRecorder:
@@ -62,13 +90,15 @@ class FlightRecorder:
     Attributes:
         kinds: For the executor's loop, which itself writes there, at ``seq & SLOT_MASK``,
             what each command is when it begins.
+        cancelled: At ``seq & SLOT_MASK``, the number of a command that the program has cancelled.
     """
 
     def __init__(self, fd: int = -1) -> None:
         # Not populated: pages are allocated when they are first written.
-        self._memory = mmap.mmap(fd, layout.RING_BYTES + STACK_BYTES)
+        self._memory = mmap.mmap(fd, _ALL_BYTES)
         whole = memoryview(self._memory)
-        self._behind = whole[layout.RING_BYTES :]
+        self.cancelled = whole[CANCELLED_AT:].cast("Q")
+        self.cancelled[0] = 1  # no command of that place
         self._header = whole[: layout.STARTS_AT].cast("Q")
         self._starts = whole[layout.STARTS_AT : layout.ENDS_AT].cast("Q")
         self._ends = whole[layout.ENDS_AT : layout.KINDS_AT].cast("Q")
@@ -103,7 +133,7 @@ class FlightRecorder:
         It takes the place of the stack, which is not requested after the end.
         """
         raw = b"".join((CAUSE_MARK, text.encode("utf-8", "replace")[:_MAX_CAUSE], b"\0"))
-        self._behind[: len(raw)] = raw
+        self._memory[layout.RING_BYTES : layout.RING_BYTES + len(raw)] = raw
 
     def lose_communicator(self) -> None:
         """Records when the communicator was lost, which ends this process; on any thread."""
@@ -113,6 +143,15 @@ class FlightRecorder:
     def interrupts(self) -> tuple[int, int]:
         """Up to which commands the starter of this process says that it is interrupted."""
         return self._header[Header.INTERRUPTED], self._header[Header.ENDS]
+
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Notes that commands are cancelled, where no other process starts the rank.
+
+        Args:
+            commands: The first and the last of each run of them.
+        """
+        for place, numbers in places_of(commands):
+            self.cancelled[place : place + len(numbers)] = memoryview(numbers)
 
     # Names --------------------------------------------------------------------------------
 

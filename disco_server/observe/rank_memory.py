@@ -6,10 +6,17 @@ import contextlib
 import os
 import signal
 import struct
+from collections.abc import Sequence
 
 from disco_client.tracing.ring import RING_BYTES, FlightRecord, Header
 from disco_client.tracing.ring_end import read_now
-from disco_server.observe.flight import CAUSE_MARK, STACK_BYTES, make_memory
+from disco_server.observe.flight import (
+    CANCELLED_AT,
+    CAUSE_MARK,
+    STACK_BYTES,
+    make_memory,
+    places_of,
+)
 from disco_server.observe.stacks import ASKED, FORCED_STACK_SIGNAL, STACK_SIGNAL
 
 __all__ = ["INTERRUPT_SIGNAL", "RankMemory", "read_record"]
@@ -60,6 +67,20 @@ class RankMemory:
             OSError: There is no such process.
         """
         os.pwrite(self.fd, struct.pack("<2Q", until, ends), 8 * Header.INTERRUPTED)
+        os.kill(pid, INTERRUPT_SIGNAL)
+
+    def cancel(self, pid: int, commands: Sequence[tuple[int, int]]) -> None:
+        """Tells a process that commands are cancelled.
+
+        Args:
+            pid: The process.
+            commands: The first and the last of each run of them.
+
+        Raises:
+            OSError: There is no such process.
+        """
+        for place, numbers in places_of(commands):
+            os.pwrite(self.fd, numbers, CANCELLED_AT + 8 * place)
         os.kill(pid, INTERRUPT_SIGNAL)
 
     def ask_for_stack(self, pid: int) -> None:

@@ -20,6 +20,7 @@ from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.observe.memory_limit import rank_limit
 from disco_server.observe.rank_memory import read_record
 from disco_server.rank.signals import CALL_ENDS, CallGuard
+from disco_server.rank.time_limits import TimeLimitPassed
 from disco_server.storage.files import FileError, FileNotAllowed
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ _KINDS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (CollectiveError, FailureKind.CCL),
     (FileError, FailureKind.FILE),
     (ContentLost, FailureKind.STALE),
+    (TimeLimitPassed, FailureKind.TIME_LIMIT),
 )
 
 
@@ -102,6 +104,7 @@ def describe_failure(
     """
     kind = next((k for kind, k in _KINDS if isinstance(error, kind)), FailureKind.EXCEPTION)
     own = kind is not FailureKind.EXCEPTION
+    where = not own or kind is FailureKind.TIME_LIMIT
     failure = RemoteFailure(
         worker=worker,
         seq=seq,
@@ -109,7 +112,7 @@ def describe_failure(
         node=node,
         function=function,
         exception="" if own else _qualified(type(error)),
-        traceback="" if own else _cut(_traceback_of(error), MAX_TRACEBACK),
+        traceback=_cut(_traceback_of(error), MAX_TRACEBACK) if where else "",
         missing=error.name if isinstance(error, FunctionMissing) else "",
     )
     return failure, kind

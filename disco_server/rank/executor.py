@@ -69,6 +69,7 @@ from disco_server.rank.registers import (
     is_any_array,
 )
 from disco_server.rank.signals import CALL_ENDS, CommandInterrupted, NotBegun
+from disco_server.rank.time_limits import CommandLimits
 from disco_server.rank.worker import DevicePorter, Worker
 
 if TYPE_CHECKING:
@@ -178,9 +179,10 @@ class Executor:
         self._live = sink.live
         self._flight = worker.flight
         self._guard = worker.guard
-        self._interruption = worker.interruption
+        self._limits = CommandLimits(worker.guard)
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
+        worker.guard.cancelled = worker.flight.cancelled
         worker.guard.on_interrupt = partial(setattr, self.registers, "suspect", True)
         self._names = FunctionNames(worker, self.registers)
         self._programs: WeakSet[CompiledProgram] = WeakSet()
@@ -273,17 +275,25 @@ class Executor:
         if here and self._is_left_out(seq, command):
             begun = command.interrupted == InterruptedAt.WITHIN
             self._leave_interrupted(seq, command, begun=begun)
+        elif here and command.limit_s:
+            with self._limits.of(seq, command.limit_s):
+                self._execute(seq, command)
+            # A peer may wait for this rank in it, and cannot know that this one has gone past.
+            self._worker.cannot_enter(seq)
         elif here:
-            self._porter.begin()
-            handler = self._handlers.get(command.action, self._refuse_action)
-            if chosen:
-                with self._worker.only(chosen):
-                    handler(seq, command)
-            else:
-                handler(seq, command)
+            self._execute(seq, command)
         elif command.action == _CALL or _brings_anew(command):
             self.registers.write(command.reg, None)
         self.seq = seq
+
+    def _execute(self, seq: int, command: EncodedCommand) -> None:
+        self._porter.begin()
+        handler = self._handlers.get(command.action, self._refuse_action)
+        if command.workers:
+            with self._worker.only(command.workers):
+                handler(seq, command)
+        else:
+            handler(seq, command)
 
     def _reserve(self, seq: int, command: EncodedCommand) -> bool:
         """Makes sure that there is a command's register; otherwise reports why not."""
@@ -405,7 +415,7 @@ class Executor:
             NotBegun: The program has interrupted its command.
             Exception: As of `check_call`.
         """
-        if seq <= self._guard.until:
+        if self._guard.is_left_out(seq):
             raise NotBegun
         check_call(register, function, args)
 
@@ -413,23 +423,23 @@ class Executor:
         """Whether a command is not executed, because the program has interrupted it."""
         if command.interrupted:  # on other workers
             return True
-        return seq <= self._guard.until and command.action in INTERRUPTIBLE
+        return self._guard.is_left_out(seq) and command.action in INTERRUPTIBLE
 
     def _is_interrupted(self, seq: int, error: BaseException) -> bool:
         """Whether a command has failed because the program has interrupted it."""
         if isinstance(error, CommandInterrupted) or self._guard.aimed == seq:
             return True
         # A peer may have gone past its collective for that.
-        return seq <= self._guard.until and isinstance(error, (Poisoned, AbortedError))
+        return self._guard.is_left_out(seq) and isinstance(error, (Poisoned, AbortedError))
 
     def _note_interrupted(self, seq: int, function: str, *, begun: bool) -> Poison:
         """Notes that a command is not executed to its end; returns what its result is."""
         self._flight.mark(seq, Flag.SKIPPED)
-        self._interruption.note(seq, begun=begun)
+        self._worker.interruption.note(seq, begun=begun)
         self._porter.withdraw()
         # Of all that are left out, so that peers in any of them learn it at once.
         self._worker.cannot_enter(max(seq, self._guard.until))
-        return self._interruption.poison(seq, function, begun=begun)
+        return self._worker.interruption.poison(seq, function, begun=begun)
 
     def _leave_interrupted(self, seq: int, command: EncodedCommand, *, begun: bool) -> None:
         """Finishes a command that has not begun here, or not on these workers."""
@@ -453,7 +463,7 @@ class Executor:
         for register in registers_in(command.args):
             held = registers.peek(register)
             if type(held) is not Poison and is_changeable(held):
-                registers.write(register, self._interruption.stale(seq))
+                registers.write(register, self._worker.interruption.stale(seq))
 
     # The commands -----------------------------------------------------------------
 
@@ -529,7 +539,7 @@ class Executor:
             self._flight.kinds[seq & SLOT_MASK] = what
             # Also where the command is interrupted and has not begun: what is found stays. Only
             # an import, which may take long, is broken off.
-            if str(name) in registry() or seq <= self._guard.until:
+            if str(name) in registry() or self._guard.is_left_out(seq):
                 func = self._names.find(str(name))
             else:
                 func = self._guard.run(self._names.find, str(name))
@@ -824,6 +834,9 @@ class Executor:
     ) -> Poison:
         """Reports a failure, unless the program has interrupted the command and knows it."""
         if self._is_interrupted(seq, error):
+            passed = self._limits.passed(seq, error)
+            if passed is not None:
+                return self._report(seq, passed, function, inside)
             begun = not isinstance(error, (NotBegun, Poisoned))
             return self._note_interrupted(seq, function, begun=begun)
         return self._report(seq, error, function, inside)

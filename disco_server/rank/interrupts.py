@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,14 +15,14 @@ from disco_server.rank.registers import Poison, RegisterFile, is_any_array
 
 __all__ = ["Interruption", "is_changeable"]
 
-_WITHIN = "the program interrupted this command (session.interrupt)"
-_BEFORE = "the program interrupted the session before this command began (session.interrupt)"
+_WITHIN = "the program interrupted this command (interrupt or cancel)"
+_BEFORE = "the program interrupted this command before it began (interrupt or cancel)"
 _STALE = (
     "an interrupted command had this among its arguments, and may have changed it; on the workers"
     " that took the place of those before, nobody knows how. Make it again"
 )
 _KEPT = 1 << 16
-"""How many pieces of the log are remembered; as many as commands may be under way."""
+"""How many are remembered; as many as commands may be under way."""
 
 
 class Interruption:
@@ -43,6 +44,7 @@ class Interruption:
         left = self._left
         if begun:
             self._begun.append(seq)
+            del self._begun[:-_KEPT]
         if left and left[-1][1] == seq - 1:
             left[-1][1] = seq
             return
@@ -73,16 +75,13 @@ class Interruption:
             out or ended; ``begun``: those of them that had begun; ``registers``: pairs of a
             register and the command whose result it stands for.
         """
-        left = [
-            (max(first, after + 1), min(last, until))
-            for first, last in self._left
-            if last > after and first <= until
-        ]
-        begun = [seq for seq in self._begun if after < seq <= until]
+        runs = self._left[bisect_right(self._left, after, key=lambda run: run[1]) :]
+        left = [(max(first, after + 1), min(last, until)) for first, last in runs if first <= until]
+        begun = self._begun[bisect_right(self._begun, after) : bisect_right(self._begun, until)]
         missing = [
-            (number, held.failure.seq)
-            for number, held in enumerate(registers.slots)
-            if _is_of(held, after, until)
+            (register, held.failure.seq)
+            for register, held in registers.poison()
+            if held.kind is FailureKind.INTERRUPTED and after < held.failure.seq <= until
         ]
         return {name: _flat(rows) for name, rows in (("left", left), ("registers", missing))} | {
             "begun": np.asarray(begun, np.int64)
@@ -103,14 +102,6 @@ class Interruption:
                 registers.write(register, replace(held, failure=poison.failure, kind=poison.kind))
             else:
                 registers.spoil(register, poison)
-
-
-def _is_of(held: object, after: int, until: int) -> bool:
-    return (
-        type(held) is Poison
-        and held.kind is FailureKind.INTERRUPTED
-        and after < held.failure.seq <= until
-    )
 
 
 def _flat(rows: list[tuple[int, int]]) -> Any:

@@ -18,8 +18,10 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import MutableMapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -307,7 +309,8 @@ def run(fd: int) -> NoReturn:
         port = RankPort(sock, _map_page(os.environ))
         guard = port.guard
         # Before the guard is there for the handlers of functions: this one raises by itself.
-        signal.signal(INTERRUPT_SIGNAL, lambda _n, _f: guard.interrupt(*flight.interrupts))
+        signal.signal(INTERRUPT_SIGNAL, guard.handler(lambda: flight.interrupts))
+        guard.wake = partial(signal.pthread_kill, threading.get_ident(), INTERRUPT_SIGNAL)
         guard.install()
         _serve(port, flight)
     except DaemonGone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,18 +74,29 @@ class RegisterFile:
         labels: What the flight recorder records for a call of each register's function;
             as many as slots, for the same loop.
         unnamed: What it records where the function's name is not known.
+        poisoned: Those that may hold poison.
         suspect: Whether calls are checked before they begin: there was ever poison in one of
             them, or an interrupt.
     """
 
-    __slots__ = ("_limit", "labels", "slots", "suspect", "unnamed")
+    __slots__ = ("_limit", "labels", "poisoned", "slots", "suspect", "unnamed")
 
     def __init__(self, unnamed: int = 0, limit: int = MAX_REGISTERS) -> None:
         self._limit = limit
         self.slots: list[Any] = [None] * 64
         self.unnamed = unnamed
         self.labels = [unnamed] * 64
+        self.poisoned: set[int] = set()
         self.suspect = False
+
+    def poison(self) -> Iterator[tuple[int, Poison]]:
+        """The registers that hold poison, and that."""
+        for register in [*self.poisoned]:
+            held = self.peek(register)
+            if type(held) is Poison:
+                yield register, held
+            else:
+                self.poisoned.discard(register)
 
     def read(self, register: int) -> Any:
         """Returns the content; None where nothing was ever written.
@@ -137,6 +148,7 @@ class RegisterFile:
         self.reserve(register)
         self.slots[register] = value
         if type(value) is Poison:
+            self.poisoned.add(register)
             self.suspect = True
 
     def spoil(self, register: int, cause: Poison) -> None:

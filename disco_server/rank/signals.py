@@ -16,11 +16,12 @@ import ctypes
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from types import FrameType
 from typing import Any
 
 from disco_client.clock import monotonic
+from disco_server.observe.flight import SLOT_MASK
 
 __all__ = [
     "CALL_ENDS",
@@ -53,6 +54,8 @@ RANK_ENDS = (*CALL_ENDS, KeyboardInterrupt, MemoryError)
 _AGAIN_S = 0.5
 """How long a function that has been interrupted may clean up before it is interrupted again."""
 
+_NONE_CANCELLED = [-1] * (SLOT_MASK + 1)
+
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _RAISED = ctypes.py_object(CommandInterrupted)
 
@@ -68,13 +71,17 @@ class CallGuard:
         position: The number of the command that is executed, or was last.
         until: Commands up to this one are left out if they have not begun.
         ends: Such a command ends also if it has begun.
+        cancelled: At ``seq & SLOT_MASK``, the number of a command that ends, or is left out.
         aimed: The command in which an interrupt was raised last.
-        on_interrupt: Called when one of the two has grown, in whatever thread; must not wait.
+        wake: Lets the rank's thread look at what is interrupted; called in another one.
+        on_interrupt: Called when commands are interrupted, in whatever thread; must not wait.
     """
 
     def __init__(self) -> None:
         self.calling = False
         self.position = 0
+        self.cancelled: MutableSequence[int] | memoryview[int] = _NONE_CANCELLED
+        self.wake: Callable[[], object] = lambda: None
         self.until = -1
         self.ends = -1
         self.on_interrupt: Callable[[], object] = lambda: None
@@ -93,7 +100,12 @@ class CallGuard:
     @property
     def interrupted(self) -> bool:
         """Whether the command that is executed is to end."""
-        return self.position <= self.ends
+        seq = self.position
+        return seq <= self.ends or self.cancelled[seq & SLOT_MASK] == seq
+
+    def is_left_out(self, seq: int) -> bool:
+        """Whether a command does not begin any more."""
+        return seq <= self.until or self.cancelled[seq & SLOT_MASK] == seq
 
     def run(self, func: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
         """Calls code of the session's.
@@ -104,7 +116,7 @@ class CallGuard:
         self.calling = True
         try:
             # Looked at inside, so that an interrupt is either seen here or raised from here on.
-            if self.position <= self.until:
+            if self.is_left_out(self.position):
                 raise NotBegun
             return func(*args, **named)
         finally:
@@ -158,6 +170,18 @@ class CallGuard:
                 raise CommandInterrupted
             self._kept = self._kept or CommandInterrupted()  # when that work is done
 
+    def handler(self, until_and_ends: Callable[[], tuple[int, int]]) -> Callable[..., None]:
+        """The handler of the signal of an interrupt.
+
+        Args:
+            until_and_ends: What :meth:`interrupt` takes.
+        """
+
+        def handle(_number: int, _frame: FrameType | None) -> None:
+            self.interrupt(*until_and_ends())
+
+        return handle
+
     def interrupt_thread(self, thread: int, until: int, ends: int) -> None:
         """Does the same from another thread.
 
@@ -172,7 +196,7 @@ class CallGuard:
         self._aim()
         # From here on no other thread runs: the interpreter changes threads when a call returns or
         # a loop goes back. So what is found here is so still when it is acted on.
-        if self.calling and self.position <= self.ends:
+        if self.calling and self.interrupted:
             if self._own:
                 self._kept = self._kept or kept
             else:
@@ -195,10 +219,9 @@ class CallGuard:
 
     def _note(self, until: int, ends: int) -> bool:
         """Notes how far an interrupt goes; whether the running command is to end now."""
-        if until > self.until or ends > self.ends:
-            self.ends = max(self.ends, ends)
-            self.until = max(self.until, until)
-            self.on_interrupt()
+        self.ends = max(self.ends, ends)
+        self.until = max(self.until, until)
+        self.on_interrupt()
         again = self.aimed != self.position or monotonic() - self._aimed_at >= _AGAIN_S
         return self.interrupted and again
 

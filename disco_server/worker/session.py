@@ -145,6 +145,8 @@ class WorkerSession:
             spawn(settling, self.tasks)
         if received.interrupted:
             self._interrupt(received)
+        if received.cancelled:
+            self._cancel([(run.first, run.last) for run in received.cancelled])
         if kind == EnvelopeKind.RESUME and not known:  # another program than before
             spawn(self.arrays.abandon(self.owner.received << TICKETS_SHIFT), self.tasks)
         if not replies.full:
@@ -161,6 +163,10 @@ class WorkerSession:
                 rank.interrupt(until, until if worker in workers else 0)
             elif worker in workers:
                 rank.end_interrupted()
+
+    def _cancel(self, commands: list[tuple[int, int]]) -> None:
+        for rank in self.driver.ranks.values():
+            rank.cancel(commands)
 
     # Connections to the controller ------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from interrupting import GRACE_S, await_start
+from interrupting import GRACE_S, await_start, missing_everywhere, started
 from reentry import Raising, in_thread, watched
 
 import disco_client as di
@@ -38,21 +38,6 @@ def is_told(session):
     with pytest.raises(di.Interrupted):
         session.sync_all()
     session.sync_all()
-    return True
-
-
-def started(session, tools, name, *args, count=0):
-    """Calls a function, and returns when all workers are in it, or so many."""
-    ref = tools.call(name, *args)
-    await_start(session, name, count)
-    return ref
-
-
-def missing_everywhere(ref, tools):
-    """Whether a result is missing on every worker, because of an interrupt."""
-    for worker in tools.workers:
-        with pytest.raises(di.Interrupted):
-            ref.debug_get_from_remote(worker)
     return True
 
 

@@ -533,13 +533,13 @@ def test_while_one_thread_interrupts_the_others_wait():
         log.acknowledge(worker, 1)
     first = in_thread(be_alone)
     alone.wait()
-    under_way = log.begin_interrupt()
+    under_way, bar = log.begin_interrupt()
     assert (under_way.after, under_way.until, len(under_way.sites)) == (1, 2, 1)
     assert under_way.site(1) is under_way.site(3) is None
     for _ in range(3):
         call(log)
     waiting = in_thread(lambda: (call(log), interrupted.set()))
-    log.lift(under_way.bar)
+    log.lift(bar)
     assert not interrupted.wait(0.1)
     lift.set()
     first.join()

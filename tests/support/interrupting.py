@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
+from disco_client import Interrupted
 from disco_client.core import core_of
 
 if TYPE_CHECKING:
     from disco_client import Session
 
-__all__ = ["GRACE_S", "await_start"]
+__all__ = ["GRACE_S", "await_start", "missing_everywhere", "started"]
 
 GRACE_S = 60.0
 """How long workers may take to react on a machine that does other things."""
@@ -34,3 +37,18 @@ def await_start(session: Session, name: str, count: int = 0) -> None:
             return
         time.sleep(0.01)  # between two looks, of which the deadline is above
     raise AssertionError(f"no worker has begun {name}")
+
+
+def started(session, tools, name, *args, count=0):
+    """Calls a function, and returns when all workers are in it, or so many."""
+    ref = tools.call(name, *args)
+    await_start(session, name, count)
+    return ref
+
+
+def missing_everywhere(ref, tools):
+    """Whether a result is missing on every worker, because of an interrupt."""
+    for worker in tools.workers:
+        with pytest.raises(Interrupted):
+            ref.debug_get_from_remote(worker)
+    return True

@@ -108,3 +108,12 @@ def meet_late(chosen, seconds):
     """Sums ones of all workers, one of which comes late."""
     spin_on(chosen, seconds)
     return _me().allreduce(np.ones(2))
+
+
+@disco_server.register_class("interrupt.Order")
+class Order:
+    """An object with a method of a name that references have too."""
+
+    def cancel(self, why):
+        """Says why."""
+        return f"cancelled: {why}"

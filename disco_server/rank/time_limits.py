@@ -1,0 +1,123 @@
+"""Limits of how long commands may take, as one rank keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+from disco_client.clock import monotonic
+from disco_server.observe.flight import SLOT_MASK
+from disco_server.rank.signals import CallGuard
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+__all__ = ["CommandLimits", "TimeLimitPassed"]
+
+_AGAIN_S = 0.5
+"""How long a function that was ended may clean up before it is ended again."""
+
+_IDLE_S = 1.0
+"""How long the thread that watches waits for another command with a limit."""
+
+
+_RAISING = CallGuard.__module__
+
+
+class TimeLimitPassed(Exception):
+    """A command has taken longer than its limit."""
+
+
+class CommandLimits:
+    """Ends the command that a rank executes when its limit has passed.
+
+    A thread watches, which is there while commands have limits. It cancels the command, as the
+    program could, and the rank reports that as a failure.
+
+    Args:
+        guard: The rank's.
+    """
+
+    def __init__(self, guard: CallGuard) -> None:
+        self._guard = guard
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        # When a command is to end, its number, and its limit.
+        self._due: tuple[float, int, float] | None = None
+        self._wakes_at = 0.0
+        self._passed = -1, 0.0
+
+    @contextlib.contextmanager
+    def of(self, seq: int, seconds: float) -> Generator[None]:
+        """Limits the command that is executed in a block.
+
+        Args:
+            seq: The command.
+            seconds: Its limit.
+        """
+        due = monotonic() + seconds
+        with self._changed:
+            self._due = due, seq, seconds
+            if self._thread is None:
+                name = "disco-limits"
+                self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
+                self._thread.start()
+            elif due < self._wakes_at:
+                self._changed.notify()
+        try:
+            yield
+        finally:
+            self._due = None
+
+    def passed(self, seq: int, ended: BaseException) -> TimeLimitPassed | None:
+        """What is reported of a command if its limit has passed.
+
+        Args:
+            seq: The command.
+            ended: What was raised in it, which says where it was.
+        """
+        last, seconds = self._passed
+        if last != seq:
+            return None
+        error = TimeLimitPassed(f"the command took longer than its limit of {seconds:g} s")
+        return error.with_traceback(_before_signals(ended.__traceback__))
+
+    def _watch(self) -> None:
+        idle_since = monotonic()
+        with self._changed:
+            while True:
+                now, due = monotonic(), self._due
+                if due is not None:
+                    idle_since = now
+                    left = due[0] - now
+                    if left <= 0:
+                        self._end(*due[1:])
+                        left = _AGAIN_S
+                elif now - idle_since >= _IDLE_S:
+                    self._thread = None
+                    return
+                else:
+                    left = math.inf
+                self._wakes_at = now + left
+                self._changed.wait(min(left, _IDLE_S))
+
+    def _end(self, seq: int, seconds: float) -> None:
+        self._passed = seq, seconds
+        self._guard.cancelled[seq & SLOT_MASK] = seq
+        self._guard.wake()
+
+
+def _before_signals(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames at its end that have raised what ends a command."""
+    last = each = trace
+    while each is not None:
+        if each.tb_frame.f_globals.get("__name__") != _RAISING:
+            last = each
+        each = each.tb_next
+    if last is not None:
+        last.tb_next = None
+    return trace
