@@ -235,14 +235,14 @@ class DRef(Handle):
 
         Raises:
             CaptureError: It was made inside a capture, where nothing runs.
-            SessionError: The system starts no thread for it.
 
         Examples:
             >>> ref = session.get_global_func("time.sleep")(600)
             >>> ref.cancel()
             >>> session.sync_all(timeout=60)
         """
-        self._core.check_executes()
+        why = "nothing runs that could be cancelled; cancel what a run returns"
+        self._core.check_executes(why)
         self.session._cancel(self)  # noqa: SLF001  (what a reference can, is the session's)
 
     async def get_into(
@@ -755,8 +755,12 @@ class SessionCore:
 
     # Functions -----------------------------------------------------------------
 
-    def check_executes(self) -> None:
-        """Makes sure that commands are executed, and not recorded; raises nothing here."""
+    def check_executes(self, why: str) -> None:
+        """Makes sure that commands are executed, and not recorded; raises nothing here.
+
+        Args:
+            why: What the error says.
+        """
 
     def look_up(self, name: str, deadline: Deadline | None = None) -> DPackedFunc:
         """Refers to a function by name, on every worker; see `CommandLog.issue`."""

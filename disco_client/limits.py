@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from disco_client.copies import Handle
-from disco_client.errors import CaptureError, ConfigError
+from disco_client.errors import ConfigError
 from disco_client.uncollected import reset_variable, set_variable
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ class _Core(Protocol):
     @property
     def log(self) -> CommandLog: ...
 
-    def here(self) -> object: ...
+    def here(self) -> _Core: ...
+
+    def check_executes(self, why: str) -> None: ...
 
 
 class LimitBlock(Handle):
@@ -48,10 +50,8 @@ class LimitBlock(Handle):
         if not is_number or not 0 < seconds < math.inf:
             msg = f"expected a limit of more than 0 seconds, got {seconds!r}"
             raise ConfigError(msg)
-        if core.here() is not core:
-            raise CaptureError(
-                "steps have no limits of their own; a run has: with session.limit(5): program()"
-            )
+        why = "steps have no limits of their own; a run has: with session.limit(5): program()"
+        core.here().check_executes(why)
         self.log: object = core.log
         self.seconds: float = float(seconds)
         self.entered: bool = False

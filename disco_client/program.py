@@ -243,10 +243,10 @@ class Recorder(SessionCore):
         self.check_here()
         self._refuse("fetching a value waits for the workers; do it outside of the capture")
 
-    def check_executes(self) -> NoReturn:
-        """Refuses to give up what does not run."""
+    def check_executes(self, why: str) -> NoReturn:
+        """Refuses what makes sense only for commands that are executed."""
         self.check_here()
-        self._refuse("nothing runs that could be cancelled; cancel what a run returns")
+        self._refuse(why)
 
     def send_array(
         self,

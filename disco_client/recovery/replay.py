@@ -198,7 +198,8 @@ class Replaying(Recovering):
         """Sends the program's commands to the new workers from now on; the lock is held."""
         self._recovering = False
         place = len(self.recoveries)
-        self.recoveries += (Recovery(lost, commands, monotonic() - began),)
+        recovery = Recovery(lost, commands, monotonic() - began)
+        self.recoveries: tuple[Recovery, ...] = (*self.recoveries, recovery)
         incarnation.on_complete = lambda: self._complete(place, began)
 
     def _complete(self, place: int, began: float) -> None:

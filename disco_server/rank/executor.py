@@ -276,10 +276,7 @@ class Executor:
             begun = command.interrupted == InterruptedAt.WITHIN
             self._leave_interrupted(seq, command, begun=begun)
         elif here and command.limit_s:
-            with self._limits.of(seq, command.limit_s):
-                self._execute(seq, command)
-            # A peer may wait for this rank in it, and cannot know that this one has gone past.
-            self._worker.cannot_enter(seq)
+            self._execute_limited(seq, command)
         elif here:
             self._execute(seq, command)
         elif command.action == _CALL or _brings_anew(command):
@@ -294,6 +291,19 @@ class Executor:
                 handler(seq, command)
         else:
             handler(seq, command)
+
+    def _execute_limited(self, seq: int, command: EncodedCommand) -> None:
+        try:
+            self._limits.begin(seq, command.limit_s)
+        except RuntimeError as error:  # the system starts no thread
+            self._fail(seq, command, error)
+            return
+        try:
+            self._execute(seq, command)
+        finally:
+            self._limits.end()
+        # A peer may wait for this rank in it, and cannot know that this one has gone past.
+        self._worker.cannot_enter(seq)
 
     def _reserve(self, seq: int, command: EncodedCommand) -> bool:
         """Makes sure that there is a command's register; otherwise reports why not."""

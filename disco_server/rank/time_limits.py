@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from disco_client.clock import monotonic
@@ -51,27 +49,30 @@ class CommandLimits:
         self._wakes_at = 0.0
         self._passed = -1, 0.0
 
-    @contextlib.contextmanager
-    def of(self, seq: int, seconds: float) -> Generator[None]:
-        """Limits the command that is executed in a block.
+    def begin(self, seq: int, seconds: float) -> None:
+        """Limits the command that is executed now.
 
         Args:
             seq: The command.
             seconds: Its limit.
+
+        Raises:
+            RuntimeError: The system starts no thread that would watch.
         """
         due = monotonic() + seconds
         with self._changed:
             self._due = due, seq, seconds
             if self._thread is None:
                 name = "disco-limits"
-                self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name=name, daemon=True)
+                thread.start()
+                self._thread = thread
             elif due < self._wakes_at:
                 self._changed.notify()
-        try:
-            yield
-        finally:
-            self._due = None
+
+    def end(self) -> None:
+        """Lets the command take as long as it takes, as it is over."""
+        self._due = None
 
     def passed(self, seq: int, ended: BaseException) -> TimeLimitPassed | None:
         """What is reported of a command if its limit has passed.

@@ -111,6 +111,8 @@ def test_a_run_of_a_program_is_one_command(session, tools):
     with session.capture("in steps") as program:
         with pytest.raises(di.CaptureError, match="no limits of their own"):
             session.limit(1)
+        with pytest.raises(di.CaptureError, match="no limits of their own"):
+            session.get_global_func("interrupt.spin").limit(1)
         program.output(spin(LONG))
     with watched():
         with session.limit(SHORT):
