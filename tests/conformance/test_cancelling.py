@@ -50,7 +50,7 @@ def fresh(what):
 
 def test_a_command_that_runs_ends_and_all_others_are_executed(session, tools):
     """Those that read its result fail; the scope that has cancelled it is not told."""
-    name = fresh("beside")
+    name, untold = fresh("beside"), session.failures().total
     with watched():
         running = started(session, tools, "interrupt.spin", LONG)
         reads = tools.call("interrupt.add", running, 1, 0)
@@ -60,7 +60,7 @@ def test_a_command_that_runs_ends_and_all_others_are_executed(session, tools):
         assert missing_everywhere(running, tools)
         assert missing_everywhere(reads, tools)
         session.sync_all()
-    assert session.failures().total == 0
+    assert session.failures().total == untold
 
 
 def test_a_command_that_waits_is_left_out(session, tools):
@@ -242,7 +242,7 @@ def test_a_cancel_out_of_a_finalizer_reaches_the_workers(session, tools, often_c
 
     refs = []  # outside of the cycles, so that none ends before its owner
     with watched():
-        for _ in range(20):
+        for _ in range(6):
             refs.append(tools.call("interrupt.spin", LONG))
             Owner(refs[-1])
             for number in range(20):  # in one of these calls, mostly
@@ -254,7 +254,7 @@ def test_a_cancel_out_of_a_finalizer_reaches_the_workers(session, tools, often_c
 @pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_cancelled_whenever_all_else_is_right(session, tools, seed):
     """What was not cancelled is right; what was is right on all workers, or missing on all."""
-    chance = random.Random(seed)
+    chance, untold = random.Random(seed), session.failures().total
     add = session.get_global_func("interrupt.add")
     with watched(120):
         for _ in range(8):
@@ -284,7 +284,7 @@ def test_whatever_is_cancelled_whenever_all_else_is_right(session, tools, seed):
             session.sync_all()
             for ref, value in given_up:
                 assert all(got is None or (got == value).all() for got in found(ref, tools))
-    assert session.failures().total == 0
+    assert session.failures().total == untold
 
 
 def found(ref, tools):

@@ -302,7 +302,7 @@ def test_without_shared_progress_a_wait_ends_as_well(processes, monkeypatch):
     session.sync_all()
 
 
-def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
+def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is(eventually):
     """They fill its socket otherwise: then it reads nothing more, and each wait takes longer."""
     with disco_client.ProcessSession(1) as session:
         transport: Any = session._core.transport
@@ -312,7 +312,8 @@ def test_answers_do_not_pile_up_while_a_rank_shows_how_far_it_is():
             session.sync_worker(0)
             most = max(most, len(child.waiters))
         assert most <= 65
-        assert not child.sender._armed
+        # Another thread sends what a busy rank did not take at once.
+        eventually(lambda: not child.sender._armed, what="what was sent to leave")
 
 
 def test_a_wait_for_room_in_the_middle_of_a_delivery_is_refused(monkeypatch):
