@@ -64,13 +64,16 @@ def test_a_command_that_runs_ends_and_all_others_are_executed(session, tools):
 
 
 def test_a_command_that_waits_is_left_out(session, tools):
-    """The one that runs goes on to its end."""
+    """The one that runs goes on, until it is cancelled as well."""
     name = fresh("waits")
     with watched():
-        running = started(session, tools, "interrupt.spin", 0.3)
+        running = started(session, tools, "interrupt.spin", LONG)
         waits = tools.call("interrupt.count", name)
         waits.cancel()
-        assert tools.fetch(running) == [*tools.workers]
+        with pytest.raises(di.DiscoTimeout):
+            running.get(timeout=0.1)
+        running.cancel()
+        assert missing_everywhere(running, tools)
         assert missing_everywhere(waits, tools)
         assert counted(tools, name) == [0] * len(tools.workers)
 

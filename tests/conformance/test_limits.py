@@ -69,7 +69,7 @@ def test_a_collective_that_waits_too_long_ends_on_all(session, tools):
 
 
 def test_what_is_done_in_time_is_not_touched(session, tools):
-    """Of whatever kind it is; the limit is one of each command, not of all together."""
+    """Of whatever kind it is."""
     with watched(), session.limit(LONG):
         array = session.broadcast(np.ones(40_000))
         total = session.allreduce(array, in_group=False)
@@ -77,16 +77,13 @@ def test_what_is_done_in_time_is_not_touched(session, tools):
         for got in tools.fetch(total):
             assert (got == len(tools.workers)).all()
         assert [ref.get(1) for ref in numbers] == [number + 1 for number in range(50)]
-    with watched(), session.limit(0.4):
-        slow = [tools.call("interrupt.spin", 0.1) for _ in range(8)]
-        assert [ref.get(1) for ref in slow] == [1] * 8
 
 
 def test_the_wait_before_a_command_does_not_count(session, tools):
     """It is the worker's time from when it begins."""
     with watched():
-        tools.call("interrupt.spin", 2 * SHORT)
-        with session.limit(SHORT):
+        tools.call("interrupt.spin", 2.0)
+        with session.limit(1.5):
             behind = tools.call("interrupt.add", 1, 1, 0)
         assert tools.fetch(behind) == [2] * len(tools.workers)
 
