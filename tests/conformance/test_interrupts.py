@@ -10,7 +10,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from interrupting import GRACE_S, await_start, missing_everywhere, started
+from interrupting import (
+    GRACE_S,
+    await_start,
+    missing_everywhere,
+    started,
+    waiting_collectives,
+)
 from reentry import Raising, in_thread, watched
 
 import disco_client as di
@@ -114,11 +120,7 @@ def test_a_thread_that_waits_is_interrupted(session, tools):
 @pytest.mark.layouts((2, 1), (4, 2))
 def test_collectives_end_on_all(session, tools):
     """Where one worker is not there yet, and where it has gone past."""
-    for name, args in (
-        ("interrupt.meet_late", (1, LONG)),
-        ("interrupt.waits_for_nobody", ()),
-        ("interrupt.ring", ()),
-    )[: 2 + (session.num_workers > 2)]:  # two that send to each other are told so
+    for name, args in waiting_collectives(session):
         with watched():
             ref = started(session, tools, name, *args, count=1)
             assert session.interrupt(grace=GRACE_S) == ()

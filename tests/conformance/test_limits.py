@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 
 import numpy as np
 import pytest
+from interrupting import waiting_collectives
 from reentry import in_thread, watched
 
 import disco_client as di
@@ -48,11 +48,7 @@ def test_a_function_that_takes_too_long_ends(session, tools):
 @pytest.mark.layouts((2, 1), (4, 2))
 def test_a_collective_that_waits_too_long_ends_on_all(session, tools):
     """Where one worker comes late, where it never comes, and where all wait for each other."""
-    for name, args in (
-        ("interrupt.meet_late", (1, LONG)),
-        ("interrupt.waits_for_nobody", ()),
-        ("interrupt.ring", ()),
-    )[: 2 + (session.num_workers > 2)]:  # two that send to each other are told so
+    for name, args in waiting_collectives(session):
         with watched():
             with session.limit(SHORT):
                 ref = tools.call(name, *args)
@@ -189,14 +185,14 @@ def test_a_limit_that_passes_at_any_moment_harms_nothing_else(session, tools):
         assert goes_on(session, tools)
 
 
-def test_threads_that_watch_end(open_session):
+def test_threads_that_watch_end(open_session, eventually):
     """A session that is over leaves none behind, and none is there where nothing is limited."""
     session = open_session()
     with watched(60):
         with session.limit(LONG):
             session.get_global_func("interrupt.add")(1, 1, 0).get()
         session.shutdown()
-        limit = time.monotonic() + 40
-        while any(each.name == "disco-limits" for each in threading.enumerate()):
-            assert time.monotonic() < limit
-            time.sleep(0.1)  # between two looks
+        eventually(
+            lambda: all(each.name != "disco-limits" for each in threading.enumerate()),
+            what="the threads that watch to end",
+        )

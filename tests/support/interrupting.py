@@ -13,7 +13,7 @@ from disco_client.core import core_of
 if TYPE_CHECKING:
     from disco_client import Session
 
-__all__ = ["GRACE_S", "await_start", "missing_everywhere", "started"]
+__all__ = ["GRACE_S", "await_start", "missing_everywhere", "started", "waiting_collectives"]
 
 GRACE_S = 60.0
 """How long workers may take to react on a machine that does other things."""
@@ -52,3 +52,11 @@ def missing_everywhere(ref, tools):
         with pytest.raises(Interrupted):
             ref.debug_get_from_remote(worker)
     return True
+
+
+def waiting_collectives(session):
+    """Functions, with arguments, in which workers wait for others in a collective for ever."""
+    late, nobody = ("interrupt.meet_late", (1, 600.0)), ("interrupt.waits_for_nobody", ())
+    if session.num_workers == 2:  # two that send to each other are told so
+        return late, nobody
+    return late, nobody, ("interrupt.ring", ())

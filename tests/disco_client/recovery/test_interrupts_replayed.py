@@ -1,4 +1,4 @@
-"""Interrupts of sessions whose workers are lost before, meanwhile or afterwards."""
+"""Interrupts, cancels and limits where workers are lost before, meanwhile or afterwards."""
 
 from __future__ import annotations
 
@@ -175,3 +175,94 @@ def test_what_is_right_before_a_loss_is_right_after_it(session, call, lose, seed
 def interrupt_after(session, seconds):
     time.sleep(seconds)
     assert session.interrupt(grace=GRACE_S) == ()
+
+
+# What is cancelled, or takes too long -------------------------------------------------------
+
+
+@pytest.fixture
+def settled(session, eventually):
+    """Says what `holds` does, once it is known which workers had executed what was cancelled."""
+
+    def of(ref):
+        found = []
+
+        def is_same():
+            found[:] = holds(ref, session)
+            return found.count("Interrupted") in (0, len(found))
+
+        eventually(is_same, what="the workers to agree")
+        return found
+
+    return of
+
+
+def test_a_replay_leaves_out_what_was_cancelled(session, call, lose, settled):
+    """And nothing else; arguments that may have changed meanwhile are stale."""
+    with watched(60):
+        array, other = session.broadcast(np.ones(2)), session.broadcast(np.ones(2))
+        with session.scope() as block:
+            ran, waited = call("spin", 600, array), call("add", other, 1, 0)
+        beside = call("add", other, 2, 0)
+        await_start(session, "interrupt.spin")
+        block.cancel()
+        before = [settled(ref) for ref in (other, ran, waited, beside)]
+        assert before[1:] == [["Interrupted"] * 2, ["Interrupted"] * 2, [[3.0, 3.0]] * 2]
+        lose(session)
+        assert settled(array) == ["StaleReference"] * 2
+        assert [settled(ref) for ref in (other, ran, waited, beside)] == before
+        session.sync_all()
+        assert len(session.recoveries) == 1
+
+
+def test_what_is_cancelled_is_not_begun_again(session, call, settled):
+    """A worker dies before it is known what was executed; what others have issued is done."""
+    with watched(60):
+        array = session.broadcast(np.ones(2))
+        session.sync_all()
+        with session.scope() as block:
+            ran, waited = call("outside", 400_000_000), call("spin", 600)
+        beside = session.allreduce(array)
+        await_start(session, "interrupt.outside")
+        block.cancel()
+        os.kill(session.workers[1].pid, signal.SIGKILL)
+        assert settled(beside) == [[2.0, 2.0]] * 2
+        assert settled(ran) == settled(waited) == ["Interrupted"] * 2
+        session.sync_all()
+        assert len(session.recoveries) == 1
+
+
+def test_what_took_too_long_is_not_done_again(session, call, lose, settled):
+    """Other workers might be faster; what has followed stays as it was."""
+    with watched(60):
+        with session.limit(0.1):
+            ran = call("spin", 600)
+        beside, reads = call("add", 1, 1, 0), call("add", ran, 1, 0)
+        with pytest.raises(errors.TimeLimit):
+            session.sync_all()
+        lose(session)
+        assert settled(beside) == [2, 2]
+        assert settled(ran) == settled(reads) == ["Interrupted"] * 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cancels_at_any_moment_leave_what_is_right_after_a_loss(session, call, lose, settled, seed):
+    """Other workers hold what those before held; what was not cancelled is right."""
+    chance = random.Random(seed)
+    with watched(120):
+        for _ in range(3):
+            kept, given_up = [session.broadcast(np.ones(3))], []
+            for _ in range(chance.randrange(1, 20)):
+                source = chance.choice(kept)
+                with session.scope() as block:
+                    given_up.append(call("add", source, 1, chance.random() * 0.005))
+                    given_up.append(session.allreduce(given_up[-1]))
+                kept.append(session.allreduce(source))
+                if chance.random() < 0.5:
+                    block.cancel()
+            before = [settled(ref) for ref in (*kept, *given_up)]
+            assert all("Interrupted" not in each for each in before[: len(kept)])
+            lose(session)
+            after = [settled(ref) for ref in (*kept, *given_up)]
+            for then, now in zip(before, after, strict=True):
+                assert now in (then, ["StaleReference"] * 2)

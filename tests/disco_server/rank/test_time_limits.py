@@ -1,0 +1,33 @@
+"""Limits of commands where the system is short of what they need."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import disco_client
+
+
+def test_a_worker_that_cannot_watch_fails_the_command_alone(monkeypatch):
+    """The system starts no thread for it; nothing runs without its limit."""
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "disco-limits":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with disco_client.ThreadedSession(1) as session:
+        add = session.get_global_func("numpy.add")
+        with session.capture() as program:
+            program.output(add(1, 2))
+        session.sync_all()
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with session.limit(60):
+            for limited in (add(1, 2), program()):
+                with pytest.raises(disco_client.RemoteException, match="can't start new thread"):
+                    limited.get()
+        monkeypatch.undo()
+        assert add(1, 2).get() == 3
+        assert add.limit(60)(1, 2).get() == 3
