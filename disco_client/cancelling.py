@@ -57,7 +57,6 @@ class Cancelling:
 
     def __init__(self, core: SessionCore) -> None:
         self._core = core
-        self._replaying = core.replaying
         self._open: list[_Cancelled] = []
         self._tells: _OnDemand[tuple[Callable[[Site], bool], int]]
         self._tells = _OnDemand("disco-cancel", self._tell)
@@ -86,8 +85,9 @@ class Cancelling:
             cancelled = _Cancelled(commands, _runs_of(commands))
             core.inbox.cancelled.append(commands.sites)
             self._open.append(cancelled)
-            if self._replaying is not None:
-                self._replaying.begin_interrupt(cancelled, commands.sites.keys())
+            replaying = core.replaying
+            if replaying is not None:
+                replaying.begin_interrupt(cancelled, commands.sites.keys())
             core.transport.cancel(cancelled.runs)
             self._settles.put(cancelled)
 
@@ -103,9 +103,10 @@ class Cancelling:
         except SessionError:
             pass  # what was cancelled is gone
         finally:
+            replaying = self._core.replaying
             for each in cancelled:
-                if self._replaying is not None:
-                    self._replaying.end_interrupt(each)
+                if replaying is not None:
+                    replaying.end_interrupt(each)
                 self._open.remove(each)
                 self._core.inbox.cancelled.remove(each.commands.sites)
 

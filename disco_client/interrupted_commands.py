@@ -17,7 +17,7 @@ from disco_client.wire.codec import Action, EncodedCommand, FailureKind, Interru
 
 if TYPE_CHECKING:
     from disco_client.call_sites import Site
-    from disco_client.core import SessionCore
+    from disco_client.core import DRef, SessionCore
     from disco_client.failed_commands import Report
     from disco_client.scopes import Scope
 
@@ -58,6 +58,7 @@ class Inquiry:
     ) -> None:
         self._core, self._scope = core, scope
         self._after, self._until, self._site = after, until, site
+        self._answer: DRef | None = None
         self._asked: list[int] = []
         self.told: dict[int, Mapping[str, Any]] = {}
 
@@ -92,14 +93,14 @@ class Inquiry:
         func = core.check_ref(core.builtin(_TELL, deadline))
         # Now, as its register may not be one of those that are told to be missing.
         core.builtin(_TAKE_BACK, deadline)
-        if not self._asked:
+        answer = self._answer
+        if answer is None:
             call = Action.CALL_PACKED
-            _, self._answer = core.log.issue(
-                call, fill, func=func, reg=core.refer, deadline=deadline
-            )
+            _, answer = core.log.issue(call, fill, func=func, reg=core.refer, deadline=deadline)
+            self._answer = answer
         for worker in range(len(self._asked), core.num_workers):
             get = Action.DEBUG_GET_FROM_REMOTE
-            self._asked.append(core.question(get, self._answer, worker, deadline=deadline))
+            self._asked.append(core.question(get, answer, worker, deadline=deadline))
 
     def forget(self) -> None:
         """Expects no more answers."""

@@ -15,7 +15,7 @@ from disco_client.limits import LimitBlock
 from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
 from disco_client.reentry import import_uninterrupted
-from disco_client.scopes import Block
+from disco_client.scopes import Block, Scope
 from disco_client.sources import described
 from disco_client.text import many
 from disco_client.waiting import AUTO, Deadline
@@ -1374,8 +1374,10 @@ class Session:
             ...     total = session.allreduce(session.broadcast(np.ones(2)))
             ...     session.sync_all()  # raises what went wrong in this block
         """
-        core = self._core
-        return Block(core.log, core.part(Cancelling).cancel_scope, cancels=cancel)
+        return Block(self._core.log, self._cancel_scope, cancels=cancel)
+
+    def _cancel_scope(self, scope: Scope) -> None:
+        self._core.part(Cancelling).cancel_scope(scope)
 
     def _cancel(self, ref: DRef) -> None:
         """Gives up the command whose result a reference is to be; see `DRef.cancel`."""

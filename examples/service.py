@@ -112,7 +112,7 @@ def handler_of(model: Model) -> Handler:
         try:
             asked = await request.json()
             inputs = np.asarray(asked["inputs"], np.float32)
-            timeout = min(float(asked.get("timeout", LONGEST_S)), LONGEST_S)
+            timeout = min(LONGEST_S, float(asked.get("timeout", LONGEST_S)))
         except (KeyError, TypeError, ValueError) as error:
             return web.json_response(
                 {"error": f"expected {{'inputs': [...]}}: {error}"}, status=400

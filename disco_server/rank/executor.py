@@ -296,7 +296,8 @@ class Executor:
         try:
             self._limits.begin(seq, command.limit_s)
         except RuntimeError as error:  # the system starts no thread
-            self._fail(seq, command, error)
+            name = self._names.of(command.func) or ACTION_NAMES.get(command.action, "")
+            self._spoil_results(command, self._report(seq, error, name))
             return
         try:
             self._execute(seq, command)
@@ -454,6 +455,12 @@ class Executor:
     def _leave_interrupted(self, seq: int, command: EncodedCommand, *, begun: bool) -> None:
         """Finishes a command that has not begun here, or not on these workers."""
         poison = self._note_interrupted(seq, self._names.of(command.func), begun=begun)
+        self._spoil_results(command, poison)
+        if command.interrupted == InterruptedAt.WITHIN:
+            self._spoil_arguments(seq, command)
+
+    def _spoil_results(self, command: EncodedCommand, poison: Poison) -> None:
+        """Poisons what a command would have written that has not begun."""
         self._porter.let_go(command.args)
         if command.action == _RUN_PROGRAM:
             self._end_run(command, [UNWRITTEN] * len(command.results), poison, -1)
@@ -464,8 +471,6 @@ class Executor:
             if into:
                 self.registers.spoil(into, poison)
             self.registers.write(command.reg, poison)
-        if command.interrupted == InterruptedAt.WITHIN:
-            self._spoil_arguments(seq, command)
 
     def _spoil_arguments(self, seq: int, command: EncodedCommand) -> None:
         """Lets arguments be stale that a command may have changed on the workers before these."""

@@ -24,6 +24,7 @@ from disco_client.clock import monotonic
 from disco_server.observe.flight import SLOT_MASK
 
 __all__ = [
+    "AGAIN_S",
     "CALL_ENDS",
     "RANK_ENDS",
     "CallGuard",
@@ -51,7 +52,7 @@ CALL_ENDS = (SystemExit, RankEnded)
 RANK_ENDS = (*CALL_ENDS, KeyboardInterrupt, MemoryError)
 """What ends the rank where it is raised between calls; all else is logged."""
 
-_AGAIN_S = 0.5
+AGAIN_S = 0.5
 """How long a function that has been interrupted may clean up before it is interrupted again."""
 
 _NONE_CANCELLED = [-1] * (SLOT_MASK + 1)
@@ -222,7 +223,7 @@ class CallGuard:
         self.ends = max(self.ends, ends)
         self.until = max(self.until, until)
         self.on_interrupt()
-        again = self.aimed != self.position or monotonic() - self._aimed_at >= _AGAIN_S
+        again = self.aimed != self.position or monotonic() - self._aimed_at >= AGAIN_S
         return self.interrupted and again
 
     def _aim(self) -> None:

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 
 from disco_client.clock import monotonic
 from disco_server.observe.flight import SLOT_MASK
-from disco_server.rank.signals import CallGuard
+from disco_server.rank.signals import AGAIN_S, CallGuard
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
 __all__ = ["CommandLimits", "TimeLimitPassed"]
-
-_AGAIN_S = 0.5
-"""How long a function that was ended may clean up before it is ended again."""
 
 _IDLE_S = 1.0
 """How long the thread that watches waits for another command with a limit."""
@@ -97,7 +94,7 @@ class CommandLimits:
                     left = due[0] - now
                     if left <= 0:
                         self._end(*due[1:])
-                        left = _AGAIN_S
+                        left = AGAIN_S
                 elif now - idle_since >= _IDLE_S:
                     self._thread = None
                     return
