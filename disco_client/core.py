@@ -39,6 +39,7 @@ from disco_client.limits import LimitedFunction
 from disco_client.locks import make_lock
 from disco_client.notebook import WorkTable
 from disco_client.output import LogSink, drop_logs, in_background
+from disco_client.reentry import import_uninterrupted
 from disco_client.replies import Inbox
 from disco_client.scopes import Scope, current_owner, in_event_loop
 from disco_client.sources import described
@@ -743,9 +744,8 @@ class SessionCore:
     @property
     def replaying(self) -> Replaying | None:
         """Its transport, where it continues with other workers by itself."""
-        from disco_client.recovery.replay import Replaying
-
-        return self.transport if isinstance(self.transport, Replaying) else None
+        kind = import_uninterrupted("disco_client.recovery.replay").Replaying
+        return self.transport if isinstance(self.transport, kind) else None
 
     def renew_parts(self) -> None:
         """Lets parts forget the references that they keep, which may stand for failures."""

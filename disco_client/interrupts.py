@@ -6,6 +6,7 @@ has ended or left out.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ class Interrupts:
             # What was issued is a part of one under way: nobody has issued more since it began.
             current = self._current
             if current is None or current.over.is_set():
-                current = _Interrupt(core, chosen)
+                current = _Interrupt(core, chosen, math.inf if force else grace)
                 current.start()
                 self._current = current
         return current.press(chosen, grace, force=force)
@@ -74,14 +75,16 @@ class _Interrupt:
     Args:
         core: The session's.
         workers: Who ends the command that it executes.
+        patience: For how many seconds at most waits of others raise nothing, as it is not known
+            what the interrupt has ended.
 
     Attributes:
         over: Set when that is known, or the session has ended.
     """
 
-    def __init__(self, core: SessionCore, workers: tuple[int, ...]) -> None:
+    def __init__(self, core: SessionCore, workers: tuple[int, ...], patience: float) -> None:
         self._core = core
-        self._workers = workers
+        self._workers, self._patience = workers, patience
         self._replaying = core.replaying
         self._block = Block(core.log)
         self._settling = Settling(self._block.scope)
@@ -109,15 +112,13 @@ class _Interrupt:
             grace: How many seconds to wait.
             force: Whether to end the processes of those that are late then.
         """
-        try:
-            self._begun.wait()
-            if not set(workers) <= set(self._workers):
-                self._workers = tuple(sorted({*self._workers, *workers}))
-                self._send()
-            if not self.over.wait(grace) and force and self._send(force=True):
-                self.over.wait()
-        finally:
-            self._settling.end()  # what is late is no reason to let others wait
+        self._begun.wait()
+        if not set(workers) <= set(self._workers):
+            self._workers = tuple(sorted({*self._workers, *workers}))
+            self._send()
+        if not self.over.wait(grace) and force and self._send(force=True):
+            self.over.wait()
+        self._settling.end()  # what is late is no reason to let others wait
         if self.over.is_set() and self._error is not None:
             raise self._error.with_traceback(None)
         return () if self.over.is_set() else self._late
@@ -142,6 +143,7 @@ class _Interrupt:
             scope, site = self._block.scope, self._under_way.site
             self._inquiry = Inquiry(core, scope, after, until, site)
             try:
+                self._settling.begin(self._patience)
                 core.inbox.settling = self._settling
                 if self._replaying is not None:
                     self._replaying.begin_interrupt(self, range(after + 1, until + 1))

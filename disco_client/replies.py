@@ -46,15 +46,21 @@ class Settling:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._known = Event()
+        self._until = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Lets others wait for it, for so many seconds."""
+        self._until = monotonic() + seconds
 
     def end(self) -> None:
         """Lets waits go on."""
         self._known.set()
 
     def wait(self, scope: Scope, ending: SessionEnd) -> None:
-        """Waits until it is known, or the session is over."""
+        """Waits until it is known, the time is over, or the session is."""
         while scope is not self._scope and ending.error is None:
-            if self._known.wait(LOOK_S):
+            left = self._until - monotonic()
+            if left <= 0 or self._known.wait(min(LOOK_S, left)):
                 return
             check_no_lock_held()
 
