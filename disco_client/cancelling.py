@@ -118,7 +118,7 @@ class Cancelling:
         inquiry = Inquiry(self._core, scope, after, until, site)
         try:
             inquiry.ask(self._remind)
-            inquiry.settle(tell=False)
+            inquiry.settle(lambda _scope: False)
         finally:
             inquiry.forget()
 

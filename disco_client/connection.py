@@ -35,6 +35,7 @@ from disco_client.errors import (
 from disco_client.locks import make_lock
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, logger_of, print_logs
+from disco_client.outside_interrupts import OnInterrupt, check_on_interrupt
 from disco_client.reentry import Event
 from disco_client.session import Session
 from disco_client.telemetry import spans
@@ -83,6 +84,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     priority: Priority | None = None,
     logs: bool = True,
     hang_report: float | None = AUTO,
+    on_interrupt: OnInterrupt = "wait",
     recover: Literal["replay"] | Rebuild | None = None,
     recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
     tls_ca: str | os.PathLike[str] | None = None,
@@ -114,6 +116,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once, and again if they do something else; 0 or None for
             never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
+        on_interrupt: What Ctrl-C in a call that waits ends: ``"wait"`` the wait, and the second
+            time within a second also what the session executes; ``"session"`` both at once, as
+            one wants of a notebook's cell. See :meth:`Session.interrupt`.
         recover: What happens when workers or nodes are lost, or the controller with all
             that it knew. None ends the session with an error. ``"replay"`` asks for
             other workers, waits for slots up to ``timeout``, and lets them execute
@@ -168,6 +173,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)  # before anything is opened
+    check_on_interrupt(on_interrupt)
     where, credentials = find_controller(
         address,
         tls_ca=tls_ca,
@@ -210,7 +216,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
         name, has = transport.welcome.name, many(found, "worker")
         _logger.warning("session %s has %s, and asked for %d to %d", name, has, least, most)
     sink: LogSink | None = print_logs if logs else None
-    session = Session(transport, log_sink=sink, hang_report=hang_report, span=span)
+    session = Session(
+        transport, log_sink=sink, hang_report=hang_report, on_interrupt=on_interrupt, span=span
+    )
     if rebuilding is not None:
         rebuilding.serve(session)
     _switch_on(session)
@@ -235,6 +243,7 @@ def attach(  # noqa: PLR0913  (the same)
     timeout: float = 30.0,
     logs: bool = True,
     hang_report: float | None = AUTO,
+    on_interrupt: OnInterrupt = "wait",
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
@@ -252,6 +261,7 @@ def attach(  # noqa: PLR0913  (the same)
         timeout: Seconds to wait for the controller.
         logs: Whether workers' output is written to this process's standard error.
         hang_report: See :func:`connect`.
+        on_interrupt: See :func:`connect`.
         tls_ca: See :func:`connect`.
         tls_cert: See :func:`connect`.
         tls_key: See :func:`connect`.
@@ -285,6 +295,7 @@ def attach(  # noqa: PLR0913  (the same)
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)
+    check_on_interrupt(on_interrupt)
     where, credentials = find_controller(
         address,
         tls_ca=tls_ca,
@@ -302,6 +313,7 @@ def attach(  # noqa: PLR0913  (the same)
         transport,
         log_sink=print_logs if logs else None,
         hang_report=hang_report,
+        on_interrupt=on_interrupt,
         span=span,
     )
     session.release_all()

@@ -744,7 +744,7 @@ class SessionCore:
     @property
     def replaying(self) -> Replaying | None:
         """Its transport, where it continues with other workers by itself."""
-        kind = import_uninterrupted("disco_client.recovery.replay").Replaying
+        kind: type[Replaying] = import_uninterrupted("disco_client.recovery.replay").Replaying
         return self.transport if isinstance(self.transport, kind) else None
 
     def renew_parts(self) -> None:

@@ -51,8 +51,8 @@ class InterruptedCommands(Protocol):
     """Which commands an interrupt has ended or had left out."""
 
     @property
-    def tell(self) -> bool:
-        """Whether the scopes that issued them learn of it."""
+    def tells(self) -> Callable[[Scope], bool]:
+        """Whether a scope that issued some learns of it."""
         ...
 
     def firsts(self, is_known: Callable[[int], bool]) -> Mapping[Scope, int]:
@@ -257,17 +257,18 @@ class FailedCommands:
             report = interrupted.report(failed.seq)
             if report is not None:
                 failed.reports = [_at(report, failed.issued_at)]
+                if not interrupted.tells(failed.scope):
+                    failed.seen = True
+                    self._take(failed)
                 if failed.seen:
                     told.add(failed.scope)
-        if not interrupted.tell:
-            return
 
         def is_known(seq: int) -> bool:
             return any(each.report(seq) is not None for each in former)
 
         for scope, seq in interrupted.firsts(is_known).items():
             report = interrupted.report(seq)
-            if scope not in told and report is not None:
+            if report is not None and scope not in told and interrupted.tells(scope):
                 failed = self.remember(seq)
                 failed.reports = [_at(report, failed.issued_at)]
                 self._keep(failed)

@@ -28,8 +28,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 _TELL = "runtime.disco._tell_interrupted"
 _TAKE_BACK = "runtime.disco._interrupt_registers"
-_ENDED = "the program interrupted this command (interrupt or cancel)"
-_LEFT_OUT = "the program interrupted this command before it began (interrupt or cancel)"
+_ENDED = "this command was interrupted (interrupt, cancel or Ctrl-C)"
+_LEFT_OUT = "this command was interrupted before it began (interrupt, cancel or Ctrl-C)"
 
 _Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -107,15 +107,15 @@ class Inquiry:
         for seq in self._asked:
             self._core.inbox.forget(seq)
 
-    def settle(self, *, tell: bool) -> None:
+    def settle(self, tells: Callable[[Scope], bool]) -> None:
         """Makes what one worker has ended or left out interrupted on all.
 
         Args:
-            tell: Whether the scopes that issued such commands learn of it.
+            tells: Whether a scope that issued such commands learns of it.
         """
         core, told = self._core, [self.told[worker] for worker in sorted(self.told)]
         nodes = [rank.node for rank in core.welcome.ranks]
-        found = _Commands(self._after, self._until, self._site, told, nodes, tell=tell)
+        found = _Commands(self._after, self._until, self._site, told, nodes, tells)
         if not found.some:
             return
         replaying = core.replaying
@@ -157,11 +157,11 @@ class _Commands:
         site: Finds the position that issued one of them.
         told: What each worker has told.
         nodes: The node of each worker.
-        tell: As the attribute.
+        tells: As the attribute.
 
     Attributes:
         some: Whether there are any.
-        tell: Whether the scopes that issued them learn of it.
+        tells: Whether a scope that issued some learns of it.
     """
 
     def __init__(
@@ -171,11 +171,10 @@ class _Commands:
         site: Callable[[int], Site | None],
         told: Sequence[Mapping[str, Any]],
         nodes: Sequence[str],
-        *,
-        tell: bool,
+        tells: Callable[[Scope], bool],
     ) -> None:
         self._after, self._site, self._nodes = after, site, nodes
-        self.tell: bool = tell
+        self.tells: Callable[[Scope], bool] = tells
         count = until - after
         # Of each command: the first worker that has not executed it, and whether one began.
         self._worker = np.full(count, -1, np.int32)

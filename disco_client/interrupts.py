@@ -18,13 +18,16 @@ from disco_client.interrupted_commands import Inquiry
 from disco_client.locks import make_lock
 from disco_client.reentry import Event
 from disco_client.replies import Settling
-from disco_client.scopes import Block
+from disco_client.scopes import Block, Scope
 from disco_client.threads import start_thread
 
 if TYPE_CHECKING:
     from disco_client.core import SessionCore
 
 __all__ = ["Interrupts"]
+
+_PATIENCE_S = 5.0
+"""How long others wait to learn of an interrupt for which its own thread does not wait."""
 
 
 class Interrupts:
@@ -49,15 +52,32 @@ class Interrupts:
             raise ConfigError(msg)
         chosen = _chosen(workers, core.num_workers)
         core.check_may_wait("await asyncio.to_thread(session.interrupt)")
-        core.log.check_open()
+        current = self._begin(chosen, math.inf if force else grace, None)
+        return current.press(chosen, grace, force=force)
+
+    def begin(self) -> None:
+        """Interrupts what was issued so far on all workers, and does not wait for that.
+
+        The calling scope is not told, as it knows.
+
+        Raises:
+            SessionError: The session is closed or lost, or the system starts no thread.
+        """
+        core = self._core
+        self._begin(tuple(range(core.num_workers)), _PATIENCE_S, core.log.scope())
+
+    def _begin(
+        self, workers: tuple[int, ...], patience: float, knowing: Scope | None
+    ) -> _Interrupt:
+        self._core.log.check_open()
         with self._lock:
             # What was issued is a part of one under way: nobody has issued more since it began.
             current = self._current
             if current is None or current.over.is_set():
-                current = _Interrupt(core, chosen, math.inf if force else grace)
+                current = _Interrupt(self._core, workers, patience, knowing)
                 current.start()
                 self._current = current
-        return current.press(chosen, grace, force=force)
+        return current
 
 
 def _chosen(workers: Iterable[int] | None, count: int) -> tuple[int, ...]:
@@ -77,14 +97,21 @@ class _Interrupt:
         workers: Who ends the command that it executes.
         patience: For how many seconds at most waits of others raise nothing, as it is not known
             what the interrupt has ended.
+        knowing: The scope that is not told, if there is one.
 
     Attributes:
         over: Set when that is known, or the session has ended.
     """
 
-    def __init__(self, core: SessionCore, workers: tuple[int, ...], patience: float) -> None:
+    def __init__(
+        self,
+        core: SessionCore,
+        workers: tuple[int, ...],
+        patience: float,
+        knowing: Scope | None,
+    ) -> None:
         self._core = core
-        self._workers, self._patience = workers, patience
+        self._workers, self._patience, self._knowing = workers, patience, knowing
         self._replaying = core.replaying
         self._block = Block(core.log)
         self._settling = Settling(self._block.scope)
@@ -151,7 +178,7 @@ class _Interrupt:
                 with self._block:
                     self._send()
                     self._inquiry.ask(self._send)
-                    self._inquiry.settle(tell=True)
+                    self._inquiry.settle(lambda scope: scope is not self._knowing)
             finally:
                 core.inbox.settling = None
                 if self._replaying is not None:

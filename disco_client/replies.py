@@ -321,15 +321,19 @@ class Inbox:
     def _await(self, answer: Answer, alive: Callable[[], None], deadline: Deadline | None) -> None:
         """Waits until an answer is complete; see :meth:`look`."""
         since = None
-        # One that has come may be read where there is no waiting, as in a thread that reads.
-        while answer.missing and not answer.wait(
-            LOOK_S if deadline is None else deadline.left(), self.pump
-        ):
-            if deadline is not None:
-                deadline.check()
-            check_no_lock_held()
-            alive()
-            since = self._long_waits.look(since)
+        try:
+            # One that has come may be read where there is no waiting, as in a thread that reads.
+            while answer.missing and not answer.wait(
+                LOOK_S if deadline is None else deadline.left(), self.pump
+            ):
+                if deadline is not None:
+                    deadline.check()
+                check_no_lock_held()
+                alive()
+                since = self._long_waits.look(since)
+        except KeyboardInterrupt as error:
+            self._long_waits.on_interrupt(error)
+            raise
 
     def attend(self, seq: int, alive: Callable[[], None], deadline: Deadline | None = None) -> bool:
         """Waits in this thread for an answer that no thread waits for.
@@ -394,15 +398,19 @@ class Inbox:
             pump.ask(worker, waiter)
         ask: int | None = workers[0]
         since = None
-        for waiter in waiters:
-            while not pump.wait(waiter, LOOK_S if deadline is None else deadline.left(), ask):
+        try:
+            for waiter in waiters:
+                while not pump.wait(waiter, LOOK_S if deadline is None else deadline.left(), ask):
+                    ask = None
+                    if deadline is not None:
+                        deadline.check()
+                    check_no_lock_held()
+                    alive()
+                    since = self._long_waits.look(since)
                 ask = None
-                if deadline is not None:
-                    deadline.check()
-                check_no_lock_held()
-                alive()
-                since = self._long_waits.look(since)
-            ask = None
+        except KeyboardInterrupt as error:
+            self._long_waits.on_interrupt(error)
+            raise
         self.ending.check_alive()
 
     # Answers that no thread waits for ------------------------------------------------

@@ -14,6 +14,7 @@ from disco_client.interrupts import Interrupts
 from disco_client.limits import LimitBlock
 from disco_client.notebook import WorkProgress, WorkTable
 from disco_client.output import LogSink, print_logs
+from disco_client.outside_interrupts import OnInterrupt, OutsideInterrupts
 from disco_client.reentry import import_uninterrupted
 from disco_client.scopes import Block, Scope
 from disco_client.sources import described
@@ -72,6 +73,7 @@ class Session:
         *,
         log_sink: LogSink | None = print_logs,
         hang_report: float | None = AUTO,
+        on_interrupt: OnInterrupt = "wait",
         span: Span | None = None,
     ) -> None:
         self._core = SessionCore.start(
@@ -81,6 +83,8 @@ class Session:
             span=span,
         )
         self._core.show_as(self)
+        outside = OutsideInterrupts(self._core, on_interrupt)
+        self._core.log.window.long_waits.on_interrupt = outside.pressed
 
     @classmethod
     def _of(cls, core: SessionCore) -> Self:

@@ -130,6 +130,9 @@ class LongWaits:
         after: Seconds that a wait may take before it is reported; also between two looks.
         describe: Finds out what the session does: as a text, the verdict in it, and
             whether it makes progress.
+
+    Attributes:
+        on_interrupt: Called with what Ctrl-C raised, by a thread whose wait it has ended.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class LongWaits:
     ) -> None:
         self._after = after
         self._describe = describe
+        self.on_interrupt: Callable[[KeyboardInterrupt], object] = lambda _error: None
 
     def look(self, wait: Wait | None) -> Wait:
         """Called each second by the waiting thread.

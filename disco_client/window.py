@@ -189,14 +189,18 @@ class Window:
             DiscoTimeout: The wait has taken too long.
         """
         began, since = waiting or (monotonic_ns(), None)
-        # All are woken when the session is lost, so this ends.
-        if not turn.acquire(timeout=_LOOK_ROOM_S if deadline is None else deadline.left()):
-            if deadline is not None:
-                deadline.check()
-            check_no_lock_held()
-            with self._lock:
-                self._batches.trim()
-            since = self.long_waits.look(since)
+        try:
+            # All are woken when the session is lost, so this ends.
+            if not turn.acquire(timeout=_LOOK_ROOM_S if deadline is None else deadline.left()):
+                if deadline is not None:
+                    deadline.check()
+                check_no_lock_held()
+                with self._lock:
+                    self._batches.trim()
+                since = self.long_waits.look(since)
+        except KeyboardInterrupt as error:
+            self.long_waits.on_interrupt(error)
+            raise
         return began, since
 
     # Whoever is told ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from disco_client.errors import (
 )
 from disco_client.locks import make_lock
 from disco_client.output import print_logs
+from disco_client.outside_interrupts import OnInterrupt, check_on_interrupt
 from disco_client.pb import node_pb2
 from disco_client.reentry import is_of_system
 from disco_client.session import Session
@@ -93,6 +94,9 @@ class ProcessSession(Session):
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once, and again if they do something else; 0 or None for
             never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
+        on_interrupt: What Ctrl-C in a call that waits ends: ``"wait"`` the wait, and the second
+            time within a second also what the session executes; ``"session"`` both at once, as
+            one wants of a notebook's cell. See :meth:`Session.interrupt`.
 
     Raises:
         ConfigError: An argument is wrong, or this system cannot watch processes.
@@ -116,9 +120,11 @@ class ProcessSession(Session):
         timeout: float = 60.0,
         logs: bool = True,
         hang_report: float | None = AUTO,
+        on_interrupt: OnInterrupt = "wait",
     ) -> None:
         check_session(num_workers, num_groups, ccl, timeout)
         read_hang_report(hang_report)
+        check_on_interrupt(on_interrupt)
         check_system("a ProcessSession")
         _check_entrypoint(entrypoint)
         _check_ccl(ccl)
@@ -127,6 +133,7 @@ class ProcessSession(Session):
             transport,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
+            on_interrupt=on_interrupt,
         )
 
 

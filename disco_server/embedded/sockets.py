@@ -23,6 +23,7 @@ from disco_client.descriptors import OF_A_CONNECTION, check_descriptors
 from disco_client.errors import ConfigError, ConnectionFailed, NoSlots
 from disco_client.forks import check_grpc
 from disco_client.output import logger_of, print_logs, say
+from disco_client.outside_interrupts import OnInterrupt, check_on_interrupt
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.text import many
@@ -278,6 +279,9 @@ class SocketSession(Session):
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once, and again if they do something else; 0 or None for
             never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
+        on_interrupt: What Ctrl-C in a call that waits ends: ``"wait"`` the wait, and the second
+            time within a second also what the session executes; ``"session"`` both at once, as
+            one wants of a notebook's cell. See :meth:`Session.interrupt`.
         tls_cert: This program's certificate, a PEM file, which nodes are shown; else
             ``DISCO_TLS_CERT``.
         tls_key: Its key; else ``DISCO_TLS_KEY``.
@@ -314,6 +318,7 @@ class SocketSession(Session):
         name: str | None = None,
         logs: bool = True,
         hang_report: float | None = AUTO,
+        on_interrupt: OnInterrupt = "wait",
         tls_cert: str | os.PathLike[str] | None = None,
         tls_key: str | os.PathLike[str] | None = None,
         tls_ca: str | os.PathLike[str] | None = None,
@@ -327,6 +332,7 @@ class SocketSession(Session):
         check_session(num_workers, num_groups, ccl, timeout)
         check_name(name or "")
         read_hang_report(hang_report)
+        check_on_interrupt(on_interrupt)
         listen = _where(host, port)
         guard = read_guard(
             {
@@ -369,6 +375,7 @@ class SocketSession(Session):
             transport,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
+            on_interrupt=on_interrupt,
             span=span,
         )
 

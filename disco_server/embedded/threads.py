@@ -31,6 +31,7 @@ from disco_client.errors import (
 from disco_client.forks import ForkLock
 from disco_client.locks import make_lock
 from disco_client.output import ThreadStreamBase, print_logs
+from disco_client.outside_interrupts import OnInterrupt, check_on_interrupt
 from disco_client.reentry import Condition
 from disco_client.session import Session
 from disco_client.threads import start_thread
@@ -619,6 +620,9 @@ class ThreadedSession(Session):
         hang_report: After how many seconds a call that waits prints what the ranks do
             to standard error, once, and again if they do something else; 0 or None for
             never. The default is what ``DISCO_HANG_REPORT_S`` says, else 30.
+        on_interrupt: What Ctrl-C in a call that waits ends: ``"wait"`` the wait, and the second
+            time within a second also what the session executes; ``"session"`` both at once, as
+            one wants of a notebook's cell. See :meth:`Session.interrupt`.
 
     Raises:
         ConfigError: An argument is wrong.
@@ -638,9 +642,11 @@ class ThreadedSession(Session):
         ccl: str | None = None,
         logs: bool = True,
         hang_report: float | None = AUTO,
+        on_interrupt: OnInterrupt = "wait",
     ) -> None:
         check_session(num_workers, num_groups, ccl, 1.0)
         read_hang_report(hang_report)
+        check_on_interrupt(on_interrupt)
         if ccl not in (None, "local", "mpi"):
             msg = (
                 f"the collective library {ccl!r} cannot be chosen here: leave ccl out or use "
@@ -653,6 +659,7 @@ class ThreadedSession(Session):
             transport,
             log_sink=print_logs if logs else None,
             hang_report=hang_report,
+            on_interrupt=on_interrupt,
         )
 
 

@@ -15,8 +15,8 @@ from disco_server.rank.registers import Poison, RegisterFile, is_any_array
 
 __all__ = ["Interruption", "is_changeable"]
 
-_WITHIN = "the program interrupted this command (interrupt or cancel)"
-_BEFORE = "the program interrupted this command before it began (interrupt or cancel)"
+_WITHIN = "this command was interrupted (interrupt, cancel or Ctrl-C)"
+_BEFORE = "this command was interrupted before it began (interrupt, cancel or Ctrl-C)"
 _STALE = (
     "an interrupted command had this among its arguments, and may have changed it; on the workers"
     " that took the place of those before, nobody knows how. Make it again"
