@@ -11,7 +11,7 @@ from disco_client.locks import make_lock
 from disco_client.output import LogSink
 from disco_client.replies import Inbox
 from disco_client.threads import is_helper
-from disco_client.transport.base import Transport, Welcome
+from disco_client.transport.base import AskedInterrupt, Transport, Welcome
 from disco_client.transport.sent_log import SentLog
 from disco_client.waiting import LongWaits
 from disco_client.wire.batch import OutgoingBatch
@@ -139,6 +139,10 @@ class Conversation:
     def printed(self, worker: int, node: str, is_error: bool, lines: list[str]) -> None:
         """Takes what a worker has printed."""
         self._print(worker, node, is_error, lines)
+
+    def interrupt_asked(self, asked: AskedInterrupt) -> None:
+        """Begins an interrupt that somebody else than the program wants."""
+        self.inbox.on_interrupt_asked(asked)
 
     @property
     def unattended(self) -> bool:

@@ -731,7 +731,7 @@ class RemoteException(RemoteError):
 
 
 class Interrupted(RemoteError):
-    """The program interrupted the command, or had it left out; see ``Session.interrupt``.
+    """The command was interrupted or left out, mostly by the program; see ``Session.interrupt``.
 
     Examples:
         >>> import disco_server
@@ -745,7 +745,7 @@ class Interrupted(RemoteError):
         ()
         >>> endless.get()
         Traceback (most recent call last):
-        disco_client.errors.Interrupted: the program interrupted ...
+        disco_client.errors.Interrupted: this command was interrupted ...
     """
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, DiscoError
 from disco_client.interrupts import Interrupts
+from disco_client.output import logger_of
+from disco_client.threads import ThreadRefused, start_thread
 
 if TYPE_CHECKING:
     from disco_client.core import SessionCore
+    from disco_client.transport.base import AskedInterrupt
 
 __all__ = ["OnInterrupt", "OutsideInterrupts", "check_on_interrupt"]
 
 OnInterrupt: TypeAlias = Literal["wait", "session"]
 """What Ctrl-C in a call that waits ends: the wait, or what the session executes as well."""
+
+_logger = logger_of(__name__)
 
 _TWICE_S = 1.0
 
@@ -68,3 +75,24 @@ class OutsideInterrupts:
             with contextlib.suppress(DiscoError):
                 core.part(Interrupts).begin()
                 error.add_note(_ENDED)
+
+    def asked(self, asked: AskedInterrupt) -> None:
+        """Does what somebody has asked the controller for, in a thread of its own.
+
+        Args:
+            asked: What is wanted, and who learns when it is done.
+        """
+        core = self._core()
+        if core is not None:
+            by = f" of {asked.who}" * bool(asked.who)
+            _logger.warning("session %s is interrupted on request%s", core.name, by)
+            work = partial(_interrupt, core, asked)
+            with contextlib.suppress(ThreadRefused):  # then who asked hears that it was not done
+                start_thread(threading.Thread(target=work, name="disco-asked", daemon=True))
+
+
+def _interrupt(core: SessionCore, asked: AskedInterrupt) -> None:
+    # A session that is over is not interrupted, and the controller says so.
+    with contextlib.suppress(DiscoError):
+        interrupts = core.part(Interrupts)
+        asked.answer(interrupts.interrupt(None, asked.grace, force=asked.force))

@@ -24,7 +24,7 @@ from disco_client.reentry import Event, owned
 from disco_client.scopes import Scope
 from disco_client.session_end import SessionEnd
 from disco_client.sources import name_source
-from disco_client.transport.base import Live, ProgressPump, Pump
+from disco_client.transport.base import AskedInterrupt, Live, ProgressPump, Pump
 from disco_client.waiting import LOOK_S, Deadline, LongWaits
 from disco_client.wire.codec import EncodedReply, EncodedValue, decode_failure, tickets_in
 
@@ -117,6 +117,8 @@ class Inbox:
         decline: Gets arrays, by ticket and worker, that came with answers that no call reads.
         settling: Set while it is not known yet what an interrupt has ended: waits do not raise
             before, but for those of the scope that interrupts.
+        on_interrupt_asked: Called, in the thread that reads, when somebody else than the program
+            wants the session interrupted; must not wait.
         cancelled: See :class:`~disco_client.failed_commands.FailedCommands`.
         on_replaced: Called with a scope that is about to learn, from a wait that :meth:`end`
             has ended, that the session's workers were replaced.
@@ -144,6 +146,7 @@ class Inbox:
         self.pump: Pump | None = None
         self.decline: Callable[[Sequence[tuple[int, int]]], None] = lambda _arrays: None
         self.settling: Settling | None = None
+        self.on_interrupt_asked: Callable[[AskedInterrupt], object] = lambda _asked: None
         self.on_replaced: Callable[[Scope], object] = lambda _scope: None
 
     def receive(self, worker: int, reply: EncodedReply) -> None:

@@ -85,6 +85,7 @@ class Session:
         self._core.show_as(self)
         outside = OutsideInterrupts(self._core, on_interrupt)
         self._core.log.window.long_waits.on_interrupt = outside.pressed
+        self._core.inbox.on_interrupt_asked = outside.asked
 
     @classmethod
     def _of(cls, core: SessionCore) -> Self:

@@ -1091,6 +1091,105 @@ class CloseResult(google.protobuf.message.Message):
 global___CloseResult = CloseResult
 
 @typing.final
+class InterruptRequest(google.protobuf.message.Message):
+    """Asks for an interrupt of a session of who asks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    GRACE_S_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, or its id in hexadecimal."""
+    grace_s: builtins.float
+    """How many seconds the workers have to react."""
+    force: builtins.bool
+    """Whether the processes of those that do not are ended then."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        grace_s: builtins.float = ...,
+        force: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["force", b"force", "grace_s", b"grace_s", "name", b"name"]) -> None: ...
+
+global___InterruptRequest = InterruptRequest
+
+@typing.final
+class InterruptResult(google.protobuf.message.Message):
+    """Which session was interrupted, and which of its workers have not reacted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
+    session: builtins.int
+    name: builtins.str
+    @property
+    def late(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        session: builtins.int = ...,
+        name: builtins.str = ...,
+        late: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["late", b"late", "name", b"name", "session", b"session"]) -> None: ...
+
+global___InterruptResult = InterruptResult
+
+@typing.final
+class InterruptAsked(google.protobuf.message.Message):
+    """Asks the program of a session to interrupt it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: builtins.int
+    WHO_FIELD_NUMBER: builtins.int
+    GRACE_S_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
+    question: builtins.int
+    """Names this question in the answer."""
+    who: builtins.str
+    """Who wants it, for people."""
+    grace_s: builtins.float
+    force: builtins.bool
+    def __init__(
+        self,
+        *,
+        question: builtins.int = ...,
+        who: builtins.str = ...,
+        grace_s: builtins.float = ...,
+        force: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["force", b"force", "grace_s", b"grace_s", "question", b"question", "who", b"who"]) -> None: ...
+
+global___InterruptAsked = InterruptAsked
+
+@typing.final
+class InterruptDone(google.protobuf.message.Message):
+    """The program has interrupted its session; these workers have not reacted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
+    question: builtins.int
+    @property
+    def late(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        question: builtins.int = ...,
+        late: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["late", b"late", "question", b"question"]) -> None: ...
+
+global___InterruptDone = InterruptDone
+
+@typing.final
 class LogLines(google.protobuf.message.Message):
     """Lines a rank wrote to its standard output or error."""
 

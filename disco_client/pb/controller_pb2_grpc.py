@@ -61,6 +61,11 @@ class SessionServiceStub(object):
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.CloseRequest.SerializeToString,
                 response_deserializer=disco__client_dot_pb_dot_controller__pb2.CloseResult.FromString,
                 _registered_method=True)
+        self.Interrupt = channel.unary_unary(
+                '/disco.v1.SessionService/Interrupt',
+                request_serializer=disco__client_dot_pb_dot_controller__pb2.InterruptRequest.SerializeToString,
+                response_deserializer=disco__client_dot_pb_dot_controller__pb2.InterruptResult.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/disco.v1.SessionService/Inspect',
                 request_serializer=disco__client_dot_pb_dot_controller__pb2.InspectRequest.SerializeToString,
@@ -119,6 +124,13 @@ class SessionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Interrupt(self, request, context):
+        """Has the program of a session interrupt it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """What the ranks of a session do, also while they hang, or did before they ended.
         """
@@ -168,6 +180,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=disco__client_dot_pb_dot_controller__pb2.CloseRequest.FromString,
                     response_serializer=disco__client_dot_pb_dot_controller__pb2.CloseResult.SerializeToString,
+            ),
+            'Interrupt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Interrupt,
+                    request_deserializer=disco__client_dot_pb_dot_controller__pb2.InterruptRequest.FromString,
+                    response_serializer=disco__client_dot_pb_dot_controller__pb2.InterruptResult.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -321,6 +338,33 @@ class SessionService(object):
             '/disco.v1.SessionService/Close',
             disco__client_dot_pb_dot_controller__pb2.CloseRequest.SerializeToString,
             disco__client_dot_pb_dot_controller__pb2.CloseResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Interrupt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/disco.v1.SessionService/Interrupt',
+            disco__client_dot_pb_dot_controller__pb2.InterruptRequest.SerializeToString,
+            disco__client_dot_pb_dot_controller__pb2.InterruptResult.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,12 @@ class SessionServiceStub:
     ]
     """Ends a session by its id."""
 
+    Interrupt: grpc.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.InterruptRequest,
+        disco_client.pb.controller_pb2.InterruptResult,
+    ]
+    """Has the program of a session interrupt it."""
+
     Inspect: grpc.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.InspectRequest,
         disco_client.pb.controller_pb2.InspectResult,
@@ -110,6 +116,12 @@ class SessionServiceAsyncStub:
         disco_client.pb.controller_pb2.CloseResult,
     ]
     """Ends a session by its id."""
+
+    Interrupt: grpc.aio.UnaryUnaryMultiCallable[
+        disco_client.pb.controller_pb2.InterruptRequest,
+        disco_client.pb.controller_pb2.InterruptResult,
+    ]
+    """Has the program of a session interrupt it."""
 
     Inspect: grpc.aio.UnaryUnaryMultiCallable[
         disco_client.pb.controller_pb2.InspectRequest,
@@ -176,6 +188,14 @@ class SessionServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[disco_client.pb.controller_pb2.CloseResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.CloseResult]]:
         """Ends a session by its id."""
+
+    @abc.abstractmethod
+    def Interrupt(
+        self,
+        request: disco_client.pb.controller_pb2.InterruptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[disco_client.pb.controller_pb2.InterruptResult, collections.abc.Awaitable[disco_client.pb.controller_pb2.InterruptResult]]:
+        """Has the program of a session interrupt it."""
 
     @abc.abstractmethod
     def Inspect(

@@ -88,6 +88,8 @@ class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """Cordon, of the node, or of the node of that rank"""
     KIND_EXPIRING: _Kind.ValueType  # 33
     """SessionExpiring, to the client"""
+    KIND_INTERRUPT: _Kind.ValueType  # 34
+    """InterruptAsked, to the client; its answer InterruptDone"""
     KIND_ASSIGN: _Kind.ValueType  # 40
     """Worker daemon and rank process.
     AssignRank
@@ -220,6 +222,8 @@ KIND_CORDON: Kind.ValueType  # 32
 """Cordon, of the node, or of the node of that rank"""
 KIND_EXPIRING: Kind.ValueType  # 33
 """SessionExpiring, to the client"""
+KIND_INTERRUPT: Kind.ValueType  # 34
+"""InterruptAsked, to the client; its answer InterruptDone"""
 KIND_ASSIGN: Kind.ValueType  # 40
 """Worker daemon and rank process.
 AssignRank

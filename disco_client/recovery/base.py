@@ -21,7 +21,14 @@ from disco_client.output import logger_of
 from disco_client.reentry import Condition, owned
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.threads import ThreadRefused, start_thread
-from disco_client.transport.base import AnswerLost, ClientEnd, Expiry, Transport, Welcome
+from disco_client.transport.base import (
+    AnswerLost,
+    AskedInterrupt,
+    ClientEnd,
+    Expiry,
+    Transport,
+    Welcome,
+)
 from disco_client.transport.progress import Progress
 from disco_client.transport.sent_log import SentLog
 from disco_client.wire.batch import OutgoingBatch, SentBatch
@@ -221,6 +228,10 @@ class Incarnation:
         """Takes what a worker has printed, unless others have taken its place."""
         if self.error is None:
             self._client.printed(worker, node, is_error, lines)
+
+    def interrupt_asked(self, asked: AskedInterrupt) -> None:
+        """Begins an interrupt that somebody else than the program wants."""
+        self._client.interrupt_asked(asked)
 
     def is_open(self, seq: int) -> bool:
         """Whether the answer to a command is still awaited."""

@@ -35,6 +35,7 @@ __all__ = [
     "ask_for_sessions",
     "close_session",
     "drain_node",
+    "interrupt_session",
     "list_cluster",
     "read_logs",
 ]
@@ -42,6 +43,8 @@ __all__ = [
 
 _SERVICE = "/disco.v1.SessionService/"
 _ANSWER_S = 8.0
+_REACTS_S = 10.0
+"""How long the program of a session may take to answer, beside the grace of its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,33 @@ def close_session(line: ReloadingChannel, name: str) -> tuple[int, str]:
     return closed.session, closed.name
 
 
+def interrupt_session(
+    line: ReloadingChannel, name: str, *, grace: float, force: bool
+) -> tuple[int, str, tuple[int, ...]]:
+    """Has the program of a session interrupt it.
+
+    Args:
+        line: To the controller.
+        name: The session's name, or its id in hexadecimal.
+        grace: How many seconds the workers have to react.
+        force: Whether the processes of those that do not are ended then.
+
+    Returns:
+        Its id and name, and the workers that have not reacted.
+
+    Raises:
+        AccessDenied: It belongs to another owner, or the controller refuses these credentials.
+        ConfigError: The grace is too long.
+        ConnectionFailed: The controller does not answer.
+        NoSuchSession: There is none.
+        SessionError: Its program is not there, or does not react.
+    """
+    request = controller_pb2.InterruptRequest(name=name, grace_s=grace, force=force)
+    raw, answers = request.SerializeToString(), controller_pb2.InterruptResult
+    found = _ask(line, "Interrupt", raw, answers, grace + _REACTS_S)
+    return found.session, found.name, tuple(found.late)
+
+
 def read_logs(
     line: ReloadingChannel, name: str, *, worker: int | None, last: int | None, follow: bool
 ) -> Iterator[LoggedLines]:
@@ -251,6 +281,8 @@ def _refuse(
         raise missing(str(error.details())) from None
     if isinstance(error, grpc.Call) and code is grpc.StatusCode.INVALID_ARGUMENT:
         raise ConfigError(str(error.details())) from None
+    if isinstance(error, grpc.Call) and code is grpc.StatusCode.FAILED_PRECONDITION:
+        raise SessionError(str(error.details())) from None
     if code is grpc.StatusCode.UNIMPLEMENTED:
         msg = f"the controller at {line.address} is too old for this; install its release anew"
         raise ConnectionFailed(msg) from None

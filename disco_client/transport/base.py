@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnswerLost",
     "ArrayEndpoint",
+    "AskedInterrupt",
     "Bound",
     "ClientEnd",
     "EndpointLost",
@@ -146,6 +147,23 @@ class Live:
         self.value: Any = value
 
 
+@dataclass(frozen=True, slots=True)
+class AskedInterrupt:
+    """An interrupt of the session that somebody has asked its controller for.
+
+    Attributes:
+        who: Who has.
+        grace: How many seconds the workers have to react.
+        force: Whether the processes of those that do not are ended then.
+        answer: Takes the workers that have not reacted; for any thread.
+    """
+
+    who: str
+    grace: float
+    force: bool
+    answer: Callable[[Sequence[int]], object]
+
+
 class ClientEnd(Protocol):
     """The client's end of a session, as its transport sees it; for any thread."""
 
@@ -216,6 +234,10 @@ class ClientEnd(Protocol):
 
     def printed(self, worker: int, node: str, is_error: bool, lines: list[str]) -> None:
         """Takes what a worker has printed."""
+        ...
+
+    def interrupt_asked(self, asked: AskedInterrupt) -> None:
+        """Begins an interrupt that somebody else than the program wants; does not wait."""
         ...
 
     @property

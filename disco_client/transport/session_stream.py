@@ -17,7 +17,7 @@ from disco_client.pb import controller_pb2
 from disco_client.reentry import Event
 from disco_client.threads import ThreadRefused
 from disco_client.transport.attachment import Attachment
-from disco_client.transport.base import ClientEnd, QueuePosition, Wish
+from disco_client.transport.base import AskedInterrupt, ClientEnd, QueuePosition, Wish
 from disco_client.transport.carriers import StreamBroken
 from disco_client.transport.channel import ReloadingChannel
 from disco_client.transport.endings import error_before, error_of_end
@@ -200,12 +200,25 @@ class SessionStream:
             self.notices.note_draining(received, self._at.ready)
         elif kind == EnvelopeKind.HAVE:
             self._have(controller_pb2.Have.FromString(received.payload))
+        elif kind == EnvelopeKind.INTERRUPT:
+            self._interrupt_asked(controller_pb2.InterruptAsked.FromString(received.payload))
         elif kind == EnvelopeKind.EXPIRING:
             self.notices.note_expiring(controller_pb2.SessionExpiring.FromString(received.payload))
         elif kind == EnvelopeKind.ENDED:
             ended = controller_pb2.SessionEnded.FromString(received.payload)
             return error_of_end(ended, self._at.ready.name)
         return None
+
+    def _interrupt_asked(self, asked: controller_pb2.InterruptAsked) -> None:
+        def answer(late: Sequence[int]) -> None:
+            done = controller_pb2.InterruptDone(question=asked.question, late=late)
+            raw = done.SerializeToString()
+            self._at.out.say(envelope(EnvelopeKind.INTERRUPT, raw, session=self._at.ready.session))
+
+        if self._client is not None:
+            self._client.interrupt_asked(
+                AskedInterrupt(asked.who, asked.grace_s, asked.force, answer)
+            )
 
     def _printed(self, said: controller_pb2.LogLines, client: ClientEnd) -> None:
         lines = self._lines.receive(said.worker, said.first, said.lines)

@@ -125,6 +125,7 @@ class EnvelopeKind(enum.IntEnum):
     HAVE = 31
     CORDON = 32
     EXPIRING = 33
+    INTERRUPT = 34
     ASSIGN = 40
     ASSIGNED = 41
     ARRAY_IN = 42

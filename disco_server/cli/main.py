@@ -23,7 +23,7 @@ from disco_server.cli.local import local
 from disco_server.cli.logs import logs
 from disco_server.cli.options import EXIT_FAILED, json_option, keep_examples, wants_all
 from disco_server.cli.run import run
-from disco_server.cli.sessions import sessions, status, stop
+from disco_server.cli.sessions import interrupt, sessions, status, stop
 from disco_server.cli.stack import stack
 from disco_server.cli.top import top
 from disco_server.cli.trace import trace
@@ -117,7 +117,7 @@ def main(verbose: bool) -> None:
 
 
 for _command in (
-    *(bench, certs, completion, context, dashboard, doctor, drain, local),
+    *(bench, certs, completion, context, dashboard, doctor, drain, interrupt, local),
     *(logs, run, sessions, stack, status, stop, top, trace),
 ):
     main.add_command(_command)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from disco_client.transport.channel import ReloadingChannel
     from disco_client.wire.overview import Overview, RankView, SessionView
 
-__all__ = ["choose", "doing", "ranks_table", "sessions", "status", "stop"]
+__all__ = ["choose", "doing", "interrupt", "ranks_table", "sessions", "status", "stop"]
 
 
 _LISTED = (
@@ -385,3 +385,48 @@ def stop(session: tuple[str, ...], as_json: bool, controller: Controller) -> Non
                 say(f"session {called!r} ({number:016x}) is stopped")
     if as_json:
         click.echo(json.dumps({"stopped": stopped}))
+
+
+# ``disco interrupt``: ends what a session executes.
+
+
+@click.command()
+@session_argument()
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, 60),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long workers have to react.",
+)
+@click.option("--force", is_flag=True, help="Then end the processes of those that have not.")
+@json_option("Print one JSON object with what was interrupted.")
+@report_errors
+@dial_options
+def interrupt(
+    session: str, grace: float, force: bool, as_json: bool, controller: Controller
+) -> None:
+    """End what SESSION executes; the session goes on.
+
+    Its program does this, as by session.interrupt(): what runs ends, and
+    what was issued and has not begun is left out. SESSION is a name, an
+    id, or the beginning of an id. You may interrupt what is yours;
+    administrators may interrupt everything.
+    """
+    from disco_client.transport.admin import interrupt_session
+
+    with controller.dialled() as line:
+        number, name, late = interrupt_session(line, session, grace=grace, force=force)
+    if as_json:
+        found = {"session": f"{number:016x}", "name": name, "late": late}
+        click.echo(json.dumps({"interrupted": found}))
+    else:
+        say(f"session {name!r} ({number:016x}) is interrupted")
+    if late:
+        workers = f"worker{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+        msg = (
+            f"{workers} did not react within {grace:g} s, and end the command when they leave the"
+            f" library that they are in; `disco stack {name}` shows where, --force ends them"
+        )
+        raise SessionError(msg)

@@ -29,6 +29,7 @@ from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.trace import Flight
 from disco_client.wire.overview import decode_overview
 from disco_client.wire.reports import Inspection, decode_inspection
+from disco_server.controller.asked_interrupts import CannotInterrupt
 from disco_server.controller.edge import NotYours, find_session
 from disco_server.controller.page_holdings import MOST_FROM, MOST_STEPS, programs, tensors
 from disco_server.controller.page_timeline import (
@@ -208,6 +209,8 @@ _TYPES: Final = {
     "/text.js": ("text.js", "text/javascript"),
 }
 _STOP: Final = "/disco.v1.SessionService/Close"
+_OF_RUNNING: Final = ("close refused", "interrupt refused")
+_INTERRUPT: Final = "/disco.v1.SessionService/Interrupt"
 _DRAIN: Final = "/disco.v1.SessionService/Drain"
 _WATCH: Final = "/disco.v1.SessionService/Overview"
 """Callers that may call this method may view the page."""
@@ -288,7 +291,7 @@ class Page:
 
     def actions(self) -> Mapping[str, Answer]:
         """The handler of each path to which something is posted."""
-        return {"/stop": self._stop, "/drain": self._drain}
+        return {"/stop": self._stop, "/interrupt": self._interrupt, "/drain": self._drain}
 
     async def _file(self, request: web.Request) -> web.Response:
         from aiohttp import web
@@ -457,7 +460,7 @@ class Page:
 
         name = name or request.query.get("session", "")
         try:
-            return find_session(self._hub.cluster, name, who, ended=not event.startswith("close"))
+            return find_session(self._hub.cluster, name, who, ended=event not in _OF_RUNNING)
         except NotYours as error:
             self._note(request, str(who), str(error), event)
             raise web.HTTPForbidden(text=f"{error}\n") from None
@@ -468,16 +471,22 @@ class Page:
 
     async def _stop(self, request: web.Request) -> web.Response:
         """Ends a session, whose name the viewer has confirmed."""
-        from aiohttp import web
-
-        who, asked = await self._act(request, _STOP)
-        session = self._find(request, who, "close refused", asked.get("session", ""))
-        if asked.get("confirm") != session.name:
-            raise web.HTTPConflict(
-                text=f"expected the session's name, {session.name!r}, as confirm\n"
-            )
+        who, session = await self._act_on_session(request, _STOP, "close refused")
         self._hub.stop_session(session, who, str(request.remote), what="dashboard")
         return _json({"session": f"{session.session:016x}", "name": session.name})
+
+    async def _interrupt(self, request: web.Request) -> web.Response:
+        """Has the program of a session interrupt it; its name has been confirmed."""
+        from aiohttp import web
+
+        who, session = await self._act_on_session(request, _INTERRUPT, "interrupt refused")
+        try:
+            late = await self._hub.interrupts.ask(
+                session, who, str(request.remote), what="dashboard"
+            )
+        except CannotInterrupt as error:
+            raise web.HTTPConflict(text=f"{error}\n") from None
+        return _json({"session": f"{session.session:016x}", "late": late})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Lets a node take no new sessions, or take them again; its name has been confirmed."""
@@ -493,6 +502,20 @@ class Page:
         undo = asked.get("undo") == "yes"
         self._hub.drain_node(name, who, str(request.remote), undo=undo, by="dashboard")
         return _json({"node": name, "state": node.state})
+
+    async def _act_on_session(
+        self, request: web.Request, method: str, refused: str
+    ) -> tuple[Identity, SessionTable]:
+        """Checks a request to change something about a session; returns the caller and that."""
+        from aiohttp import web
+
+        who, asked = await self._act(request, method)
+        session = self._find(request, who, refused, asked.get("session", ""))
+        if asked.get("confirm") != session.name:
+            raise web.HTTPConflict(
+                text=f"expected the session's name, {session.name!r}, as confirm\n"
+            )
+        return who, session
 
     async def _act(self, request: web.Request, method: str) -> tuple[Identity, dict[str, str]]:
         """Checks that a request to change something comes from this page, by one who may.
@@ -582,7 +605,11 @@ def _allowed(who: Identity, method: str) -> bool:
 
 def _may(who: Identity) -> dict[str, bool]:
     """What the page offers to a viewer."""
-    return {"stop": _allowed(who, _STOP), "drain": _allowed(who, _DRAIN)}
+    return {
+        "stop": _allowed(who, _STOP),
+        "interrupt": _allowed(who, _INTERRUPT),
+        "drain": _allowed(who, _DRAIN),
+    }
 
 
 def _number(request: web.Request, name: str, default: int, most: int, *, least: int = 0) -> int:

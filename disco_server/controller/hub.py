@@ -21,6 +21,7 @@ from disco_client.text import many, natural, some
 from disco_client.transport.progress import Progress
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
+from disco_server.controller.asked_interrupts import AskedInterrupts
 from disco_server.controller.client_outbox import ClientOutbox
 from disco_server.controller.counters import ControllerCounters
 from disco_server.controller.inspect import (
@@ -135,12 +136,13 @@ class Hub:
         self._spans = SessionSpans()
         self.links: dict[str, NodeLink] = {}
         self.clients: dict[int, ClientOutbox] = {}
+        self.interrupts = AskedInterrupts(self.clients)
         self.routes: dict[int, dict[str, Outbox]] = {}
         self._openings: dict[int, Progress] = {}
         self._windows: dict[int, CommandWindow] = {}
         self._asking: set[asyncio.Task[None]] = set()
-        self._beats = 0
-        self._beat_at = 0.0
+        # The number of the newest heartbeat, and when it was sent.
+        self._beat = 0, 0.0
         self._empty = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -545,9 +547,9 @@ class Hub:
         """
         self.apply(self.cluster.tell_queue())
         self._say_dropped()
-        self._beats += 1
-        self._beat_at = self.clock()
-        payload = controller_pb2.Heartbeat(count=self._beats).SerializeToString()
+        count = self._beat[0] + 1
+        self._beat = count, self.clock()
+        payload = controller_pb2.Heartbeat(count=count).SerializeToString()
         raw = envelope(EnvelopeKind.HEARTBEAT, payload)
         for outbox in (*self.clients.values(), *(link.outbox for link in self.links.values())):
             outbox.post(raw, droppable=True)
@@ -590,8 +592,8 @@ class Hub:
         beat = controller_pb2.Heartbeat.FromString(payload)
         if beat.HasField("sample"):
             self.cluster.members.sampled(node, self.clock(), decode_load(beat.sample))
-        elif beat.count == self._beats:
-            took = self.clock() - self._beat_at
+        elif beat.count == self._beat[0]:
+            took = self.clock() - self._beat[1]
             self.counters.node_round_trip.observe(took)
             self.cluster.node_answered(node, took)
 

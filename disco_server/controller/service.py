@@ -16,6 +16,7 @@ from disco_client.text import hidden_in, natural
 from disco_client.version import __version__
 from disco_client.wire.codec import EnvelopeKind, envelope
 from disco_client.wire.limits import MAX_NAME
+from disco_server.controller.asked_interrupts import MAX_GRACE_S, CannotInterrupt
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     Context,
@@ -188,6 +189,7 @@ class Edge:
                 "Admit": admit(self._clients.open),
                 "List": unary(self.list, pb.ListRequest, pb.ListResult),
                 "Close": unary(self.close, pb.CloseRequest, pb.CloseResult),
+                "Interrupt": unary(self.interrupt, pb.InterruptRequest, pb.InterruptResult),
                 "Drain": unary(self.drain, pb.DrainRequest, pb.DrainResult),
                 "Inspect": unary(self.inspect, pb.InspectRequest, pb.InspectResult),
                 "Overview": unary(watching.overview, pb.OverviewRequest, pb.OverviewResult),
@@ -286,6 +288,24 @@ class Edge:
         own = not request.name
         self._hub.stop_session(session, caller(), peer_of(context), by_owner=own)
         return controller_pb2.CloseResult(session=session.session, name=session.name)
+
+    @guarded
+    async def interrupt(
+        self, request: controller_pb2.InterruptRequest, context: Context
+    ) -> controller_pb2.InterruptResult:
+        """Has the program of a session interrupt it."""
+        session = await named(self._hub, request.name, context, "interrupt refused")
+        if not 0 <= request.grace_s <= MAX_GRACE_S:
+            problem = f"expected a grace from 0 to {MAX_GRACE_S:g} s, got {request.grace_s:g}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+        try:
+            late = await self._hub.interrupts.ask(
+                session, caller(), peer_of(context), grace=request.grace_s, force=request.force
+            )
+        except CannotInterrupt as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError from None  # abort() raises; this tells the type checker
+        return controller_pb2.InterruptResult(session=session.session, name=session.name, late=late)
 
     @guarded
     async def drain(

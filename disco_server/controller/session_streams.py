@@ -179,6 +179,8 @@ class ClientStreams:
                 counters.batches += 1
                 counters.commands += received.last_seq - received.first_seq + 1
                 counters.to_workers += len(raw)
+        elif kind == EnvelopeKind.INTERRUPT:
+            hub.interrupts.answered(session.session, received.payload)
         elif kind == EnvelopeKind.CLOSE:
             return _CLOSE
         elif kind == EnvelopeKind.DETACH:

@@ -117,6 +117,7 @@ METHODS: Final[Mapping[str, frozenset[Role] | None]] = {
     "/disco.v1.SessionService/Admit": _USERS,
     "/disco.v1.SessionService/List": _READERS,
     "/disco.v1.SessionService/Close": _USERS,
+    "/disco.v1.SessionService/Interrupt": _USERS,
     "/disco.v1.SessionService/Drain": frozenset({Role.ADMIN}),
     "/disco.v1.SessionService/Inspect": _USERS,
     "/disco.v1.SessionService/Overview": _READERS,

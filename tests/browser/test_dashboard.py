@@ -417,6 +417,23 @@ def test_a_session_is_stopped_after_its_name_was_typed(page, controller):
         session.sync_all()
 
 
+def test_a_session_is_interrupted_after_its_name_was_typed(page, controller):
+    """What it executes ends, its program is told, and the page says that it was done."""
+    with disco_client.connect(
+        controller.address, num_workers=1, name="endless", logs=False
+    ) as session:
+        session.import_python_module("disco_test_functions")
+        session.get_global_func("tests.sleep")(600)
+        click(page, "endless")
+        click(page, "Interrupt …")
+        reads(page, "#sure", "Interrupt session endless?")
+        page.keyboard.type("endless")
+        page.keyboard.press("Enter")
+        reads(page, "#said", "session endless was interrupted")
+        with pytest.raises(disco_client.Interrupted):
+            session.sync_all()
+
+
 def test_a_node_is_drained_and_taken_back(page, controller):
     """After its name was typed; what runs goes on, and nothing new begins there."""
     click(page, "blue")

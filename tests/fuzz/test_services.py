@@ -26,7 +26,7 @@ INPUTS = 12
 STREAMS = ("SessionService/Open", "NodeService/Register")
 ONES = (
     *("SessionService/List", "SessionService/Close", "SessionService/Inspect"),
-    "SessionService/Overview",
+    *("SessionService/Overview", "SessionService/Interrupt"),
 )
 TAKEN = ("ArrayService/Upload", "NodeService/Push")
 GIVEN = ("ArrayService/Download", "NodeService/Fetch", "SessionService/Logs")
@@ -114,7 +114,7 @@ def ask_all(address):
 def test_the_controller_answers_every_method_with_a_status(cluster_of_two):
     """Whatever the message; none of them is a fault of the controller's own."""
     found = ask_all(cluster_of_two[0].address)
-    assert len(found) == 11
+    assert len(found) == 12
     for method, statuses in found.items():
         assert not statuses & FAULTS, (method, statuses)
     assert "handler failed" not in cluster_of_two[0].stderr

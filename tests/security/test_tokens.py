@@ -145,6 +145,8 @@ def test_nobody_else_uses_a_session_even_with_its_key(controller, shown, connect
     assert refused(inspect, look.SerializeToString()) is _DENIED
     named = controller_pb2.CloseRequest(name="alice's").SerializeToString()
     assert refused(line.unary_unary(SESSIONS + "Close"), named) is _DENIED
+    interrupt = controller_pb2.InterruptRequest(name="alice's").SerializeToString()
+    assert refused(line.unary_unary(SESSIONS + "Interrupt"), interrupt) is _DENIED
     logs = line.unary_stream(SESSIONS + "Logs")
     said = controller_pb2.LogsRequest(name="alice's").SerializeToString()
     assert refused(lambda **how: list(logs(said, **how))) is _DENIED
@@ -161,6 +163,10 @@ def test_nobody_else_uses_a_session_even_with_its_key(controller, shown, connect
         SESSIONS + "Inspect", response_deserializer=controller_pb2.InspectResult.FromString
     )(look.SerializeToString(), timeout=20)
     assert found.num_workers == 1
+    interrupted = root.unary_unary(
+        SESSIONS + "Interrupt", response_deserializer=controller_pb2.InterruptResult.FromString
+    )(interrupt, timeout=20)
+    assert interrupted.name == "alice's"
     close.transfer_key = b""
     root.unary_unary(SESSIONS + "Close")(close.SerializeToString(), timeout=20)
     with pytest.raises(errors.SessionLost, match="closed on request"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,14 @@ from disco_client.core import core_of
 if TYPE_CHECKING:
     from disco_client import Session
 
-__all__ = ["GRACE_S", "await_start", "missing_everywhere", "started", "waiting_collectives"]
+__all__ = [
+    "GRACE_S",
+    "await_start",
+    "missing_everywhere",
+    "pressed",
+    "started",
+    "waiting_collectives",
+]
 
 GRACE_S = 60.0
 """How long workers may take to react on a machine that does other things."""
@@ -60,3 +70,41 @@ def waiting_collectives(session):
     if session.num_workers == 2:  # two that send to each other are told so
         return late, nobody
     return late, nobody, ("interrupt.ring", ())
+
+
+def pressed(wait):
+    """Does a call that waits, and presses Ctrl-C meanwhile; the notes of what that raised.
+
+    Args:
+        wait: Does not return before.
+    """
+    waiting, over = False, threading.Event()
+
+    def press():
+        # Again and again, as Python drops what comes in a finalizer.
+        while not over.wait(0.05):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def handle(_number, _frame):
+        if waiting:
+            raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGINT, handle)
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    try:
+        while True:
+            try:
+                try:
+                    waiting = True
+                    wait()
+                finally:
+                    waiting = False
+            except KeyboardInterrupt as error:
+                notes = "\n".join(getattr(error, "__notes__", ()))
+                if notes:  # else it came before the wait began
+                    return notes
+    finally:
+        over.set()
+        pressing.join()
+        signal.signal(signal.SIGINT, former)

@@ -235,6 +235,7 @@ function drawSession(session, may) {
   if (find("session-title").textContent !== title) find("session-title").textContent = title;
   const facts = `${session.owner} · ${many(session.num_workers, "worker")} · ${session.ended_s === null ? session.state : `${session.state} ${time(session.ended_s)} ago: ${session.end_message}`}`;
   if (find("session-facts").textContent !== facts) find("session-facts").textContent = facts;
+  find("interrupt").hidden = !may.interrupt || session.state !== "running";
   find("stop").hidden = !may.stop || session.ended_s !== null || session.state === "ending";
   const { found, from: first, rows: ranks } = session.ranks;
   rows.ranks.draw(ranks.map((rank) => {
@@ -423,6 +424,19 @@ for (const list of ["nodes", "sessions", "over"]) {
 
 // --- actions -----------------------------------------------------------------------------
 
+find("interrupt").addEventListener("click", () => {
+  const { session: id, name } = view.session;
+  makeSure({
+    title: `Interrupt session ${name}?`,
+    text: "What its workers execute ends, and what was issued and has not begun is left out. The session goes on.",
+    yes: "Interrupt it", name,
+    async act() {
+      const problem = await post("interrupt", { session: id, confirm: name }, headers());
+      if (!problem) find("said").textContent = `session ${name} was interrupted`;
+      return problem;
+    },
+  });
+});
 find("stop").addEventListener("click", () => {
   const { session: id, name, num_workers: workers } = view.session;
   makeSure({

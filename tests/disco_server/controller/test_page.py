@@ -83,7 +83,7 @@ def test_the_stream_tells_of_the_cluster_and_of_one_session(cluster_of_one):
         assert answer.headers["Content-Type"] == "text/event-stream"
         assert name == "overview"
         assert [node["name"] for node in view["nodes"]["rows"]] == ["one"]
-        assert view["may"] == {"stop": True, "drain": True}
+        assert view["may"] == {"stop": True, "interrupt": True, "drain": True}
         (mine,) = view["sessions"]["rows"]
         assert mine["name"] == "seen"
         with asked(door_of(cluster_of_one), f"/events?session={mine['session']}") as answer:
@@ -441,3 +441,23 @@ def test_a_node_is_drained_and_taken_back_by_its_name(cluster_of_one, eventually
 
     eventually(lambda: len(audit()) == 2, what="the audit log")
     assert ["node drained" in audit()[0], "node taken back" in audit()[1]] == [True, True]
+
+
+def test_a_session_is_interrupted_by_its_name(cluster_of_one):
+    """Its program is told, and goes on; the audit log says by what it was asked."""
+    where = door_of(cluster_of_one)
+    with disco_client.connect(
+        cluster_of_one.address, num_workers=1, name="endless", logs=False
+    ) as session:
+        session.import_python_module("disco_test_functions")
+        ref = session.get_global_func("tests.sleep")(600)
+        status, text = post(where, "/interrupt", {"session": "endless"}, **own(where))
+        assert (status, "expected the session's name, 'endless'" in text) == (409, True)
+        said = {"session": "endless", "confirm": "endless"}
+        status, text = post(where, "/interrupt", said, **own(where))
+        assert (status, json.loads(text)["late"]) == (200, [])
+        with pytest.raises(disco_client.Interrupted):
+            ref.get()
+    lines = cluster_of_one.stderr.splitlines()
+    line = next(x for x in lines if "audit: session interrupted" in x and "session=endless" in x)
+    assert "what=dashboard" in line

@@ -1,0 +1,88 @@
+"""``disco interrupt``: the program of a session ends what its workers execute."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from interrupting import await_start
+
+from disco_client import Interrupted, WorkerLost, connect
+from disco_server.cli.main import main
+
+LONG = 600.0
+
+
+@pytest.fixture
+def disco(cluster):
+    """Runs a command on the cluster."""
+
+    def run(*arguments):
+        options = ["--address", cluster.address]
+        return CliRunner().invoke(main, [*arguments, *options], prog_name="disco")
+
+    return run
+
+
+@pytest.mark.parametrize("recover", [None, "replay"])
+def test_what_a_session_executes_ends_and_its_program_is_told(disco, cluster, recover):
+    """It goes on with the next command, also where it would recover from losses."""
+    with connect(
+        cluster.address, num_workers=2, name="endless", logs=False, recover=recover
+    ) as session:
+        sleep = session.get_global_func("time.sleep")
+        ref = sleep(LONG)
+        await_start(session, "time.sleep")
+        shown = disco("interrupt", "endless")
+        assert shown.output == f"session 'endless' ({session.session_id}) is interrupted\n"
+        with pytest.raises(Interrupted, match="this command was interrupted"):
+            ref.get()
+        assert sleep(0).get_all() == [None, None]
+        shown = json.loads(disco("interrupt", session.session_id[:6], "--json").output)
+        assert shown["interrupted"] == {
+            "session": session.session_id,
+            "name": "endless",
+            "late": [],
+        }
+        session.sync_all()
+
+
+def test_it_needs_the_program(disco, cluster):
+    """Without it nobody knows what was issued; `disco stop` ends the session."""
+    session = connect(cluster.address, num_workers=1, name="left", logs=False)
+    session.detach()
+    shown = disco("interrupt", "left")
+    assert shown.exit_code == 1
+    assert "has no program connected" in shown.stderr
+    assert "disco stop" in shown.stderr
+    disco("stop", "left")
+    shown = disco("interrupt", "nobody")
+    assert shown.exit_code == 5
+    assert disco("interrupt").exit_code == 2
+
+
+def test_who_is_inside_a_library_is_named_and_ended_by_force(disco, cluster):
+    """The program learns of the lost worker, which ends a session that does not recover."""
+    session = connect(cluster.address, num_workers=1, name="deep", logs=False)
+    session.import_python_module("disco_interrupt_functions")
+    session.get_global_func("interrupt.outside")(1 << 30)
+    await_start(session, "interrupt.outside")
+    shown = disco("interrupt", "deep", "--grace", "0.1")
+    assert shown.exit_code == 1
+    assert "worker 0 did not react within 0.1 s" in shown.stderr
+    shown = disco("interrupt", "deep", "--grace", "0.1", "--force")
+    assert shown.exit_code == 1
+    assert "did not react to an interrupt (force=True)" in shown.stderr
+    with pytest.raises(WorkerLost):
+        session.sync_all()
+
+
+def test_a_program_that_does_not_react_is_said(disco, cluster):
+    """As one that is too old to be asked."""
+    with connect(cluster.address, num_workers=1, name="old", logs=False) as session:
+        session._core.inbox.on_interrupt_asked = lambda _asked: None
+        shown = disco("interrupt", "old", "--grace", "0")
+        assert shown.exit_code == 1
+        assert "has not interrupted it within 5 s" in shown.stderr
+        session.sync_all()
