@@ -162,7 +162,8 @@ class SenderWakeup:
             newest = batches.newest
             self._awake = True
             with contextlib.suppress(Empty):
-                self._queue.get(timeout=_LINGER_S)
+                if self._queue.get(timeout=_LINGER_S):
+                    return True  # something else than commands may have to leave
             if self._ending.refused is not None or batches.some_to_send:
                 return True
         self._awake = False

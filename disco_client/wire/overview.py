@@ -5,11 +5,12 @@ The controller makes it, `disco top` and the controller's own page show it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from disco_client.pb import controller_pb2
-from disco_client.text import many, natural
+from disco_client.text import many, name_workers, natural
 from disco_client.wire.reports import CollectiveReport, CommandReport, decode_report
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "RankView",
     "SessionView",
     "decode_overview",
+    "describe_late",
     "describe_wait",
     "limit_name",
 ]
@@ -343,6 +345,15 @@ def describe_wait(queued: controller_pb2.Queued) -> str:
     if queued.why == reason.WAIT_REASON_HIGHER_CLASS:
         return f"{ahead}, of a higher priority than {queued.priority!r} too"
     return ahead
+
+
+def describe_late(late: Iterable[int], grace: float) -> str:
+    """Says which workers have not reacted to an interrupt within so many seconds, and what then."""
+    return (
+        f"{name_workers(late)} did not react within {grace:g} s: the command ends when the library"
+        " returns that it is in; `disco stack` shows where, `disco interrupt --force` ends the"
+        " process"
+    )
 
 
 def _decode_rank(

@@ -415,6 +415,7 @@ def interrupt(
     administrators may interrupt everything.
     """
     from disco_client.transport.admin import interrupt_session
+    from disco_client.wire.overview import describe_late
 
     with controller.dialled() as line:
         number, name, late = interrupt_session(line, session, grace=grace, force=force)
@@ -424,9 +425,4 @@ def interrupt(
     else:
         say(f"session {name!r} ({number:016x}) is interrupted")
     if late:
-        workers = f"worker{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
-        msg = (
-            f"{workers} did not react within {grace:g} s, and end the command when they leave the"
-            f" library that they are in; `disco stack {name}` shows where, --force ends them"
-        )
-        raise SessionError(msg)
+        raise SessionError(describe_late(late, grace))

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from disco_server.core.access import Identity
     from disco_server.core.session_state import SessionTable
 
-__all__ = ["MAX_GRACE_S", "AskedInterrupts", "CannotInterrupt"]
+__all__ = ["GRACE_S", "MAX_GRACE_S", "AskedInterrupts", "CannotInterrupt"]
+
+GRACE_S = 5.0
+"""How long workers have to react, where nobody says otherwise."""
 
 MAX_GRACE_S = 60.0
 """For how long a program may be asked to wait for its workers."""
@@ -56,7 +59,7 @@ class AskedInterrupts:
         who: Identity,
         peer: str,
         *,
-        grace: float = 5.0,
+        grace: float,
         force: bool = False,
         what: str = "",
     ) -> tuple[int, ...]:

@@ -27,9 +27,9 @@ from disco_client.pb import controller_pb2
 from disco_client.text import many
 from disco_client.tracing.chrome_trace import ChromeTrace
 from disco_client.tracing.trace import Flight
-from disco_client.wire.overview import decode_overview
+from disco_client.wire.overview import decode_overview, describe_late
 from disco_client.wire.reports import Inspection, decode_inspection
-from disco_server.controller.asked_interrupts import CannotInterrupt
+from disco_server.controller.asked_interrupts import GRACE_S, CannotInterrupt
 from disco_server.controller.edge import NotYours, find_session
 from disco_server.controller.page_holdings import MOST_FROM, MOST_STEPS, programs, tensors
 from disco_server.controller.page_timeline import (
@@ -482,11 +482,13 @@ class Page:
         who, session = await self._act_on_session(request, _INTERRUPT, "interrupt refused")
         try:
             late = await self._hub.interrupts.ask(
-                session, who, str(request.remote), what="dashboard"
+                session, who, str(request.remote), grace=GRACE_S, what="dashboard"
             )
         except CannotInterrupt as error:
             raise web.HTTPConflict(text=f"{error}\n") from None
-        return _json({"session": f"{session.session:016x}", "late": late})
+        if late:
+            raise web.HTTPConflict(text=f"{describe_late(late, GRACE_S)}\n")
+        return _json({"session": f"{session.session:016x}", "name": session.name})
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Lets a node take no new sessions, or take them again; its name has been confirmed."""

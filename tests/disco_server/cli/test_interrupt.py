@@ -48,6 +48,16 @@ def test_what_a_session_executes_ends_and_its_program_is_told(disco, cluster, re
         session.sync_all()
 
 
+def test_the_program_answers_whenever_it_is_asked(disco, cluster):
+    """Also in the moment after a command, in which its sending thread looks for another one."""
+    with connect(cluster.address, num_workers=1, name="busy", logs=False) as session:
+        sleep = session.get_global_func("time.sleep")
+        for _ in range(40):
+            sleep(0).get()
+            assert disco("interrupt", "busy").exit_code == 0
+        session.sync_all()
+
+
 def test_it_needs_the_program(disco, cluster):
     """Without it nobody knows what was issued; `disco stop` ends the session."""
     session = connect(cluster.address, num_workers=1, name="left", logs=False)

@@ -455,7 +455,7 @@ def test_a_session_is_interrupted_by_its_name(cluster_of_one):
         assert (status, "expected the session's name, 'endless'" in text) == (409, True)
         said = {"session": "endless", "confirm": "endless"}
         status, text = post(where, "/interrupt", said, **own(where))
-        assert (status, json.loads(text)["late"]) == (200, [])
+        assert (status, json.loads(text)["name"]) == (200, "endless")
         with pytest.raises(disco_client.Interrupted):
             ref.get()
     lines = cluster_of_one.stderr.splitlines()
