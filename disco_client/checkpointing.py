@@ -13,6 +13,7 @@ import numpy as np
 from disco_client.bulk_io import progress_bar, whole_path
 from disco_client.call_sites import locate
 from disco_client.errors import ConfigError, EncodingError, RemoteError, SessionError
+from disco_client.reentry import import_uninterrupted
 from disco_client.telemetry.spans import spanned
 from disco_client.wire.codec import Action, EncodedCommand
 from disco_client.wire.values import Shape, dtype_from_name
@@ -54,6 +55,7 @@ def is_replaying(core: SessionCore) -> bool:
 
 def recoveries(core: SessionCore) -> tuple[Recovery, ...]:
     """The recoveries of the session with other workers, in order."""
+    import_uninterrupted("disco_client.recovery.base")
     from disco_client.recovery.base import Recovering
 
     return core.transport.recoveries if isinstance(core.transport, Recovering) else ()

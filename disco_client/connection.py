@@ -36,7 +36,7 @@ from disco_client.locks import make_lock
 from disco_client.notebook import StatusLine
 from disco_client.output import LogSink, logger_of, print_logs
 from disco_client.outside_interrupts import OnInterrupt, check_on_interrupt
-from disco_client.reentry import Event
+from disco_client.reentry import Event, import_uninterrupted
 from disco_client.session import Session
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
@@ -169,7 +169,10 @@ def connect(  # noqa: PLR0913  (each of them by name)
     check_descriptors(OF_A_CONNECTION, _CONNECTION)  # importing takes some, too
     # gRPC takes longer to import than all the rest of the client but numpy, and
     # sessions on threads and child processes do without it.
+    import_uninterrupted("disco_client.transport.contexts")
     from disco_client.transport.contexts import find_controller
+
+    import_uninterrupted("disco_client.transport.grpc")
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)  # before anything is opened
@@ -205,13 +208,9 @@ def connect(  # noqa: PLR0913  (each of them by name)
     again = _Reopening(where, wish, credentials, least)
     rebuilding: Rebuilding | None = None
     if callable(recover):
-        from disco_client.recovery.rebuild import Rebuilding
-
-        transport = rebuilding = Rebuilding(transport, again, partial(_rebuild, recover), span)
+        transport = rebuilding = _rebuilding(transport, again, recover, span)
     elif recover is not None:
-        from disco_client.recovery.replay import Replaying
-
-        transport = Replaying(transport, again, recover_limit_bytes, span)
+        transport = _replaying(transport, again, recover_limit_bytes, span)
     if (found := len(transport.welcome.ranks)) < most:
         name, has = transport.welcome.name, many(found, "worker")
         _logger.warning("session %s has %s, and asked for %d to %d", name, has, least, most)
@@ -223,6 +222,20 @@ def connect(  # noqa: PLR0913  (each of them by name)
         rebuilding.serve(session)
     _switch_on(session)
     return session
+
+
+def _rebuilding(first: Transport, again: _Reopening, recover: Rebuild, span: Span) -> Rebuilding:
+    import_uninterrupted("disco_client.recovery.rebuild")
+    from disco_client.recovery.rebuild import Rebuilding
+
+    return Rebuilding(first, again, partial(_rebuild, recover), span)
+
+
+def _replaying(first: Transport, again: _Reopening, limit_bytes: int, span: Span) -> Transport:
+    import_uninterrupted("disco_client.recovery.replay")
+    from disco_client.recovery.replay import Replaying
+
+    return Replaying(first, again, limit_bytes, span)
 
 
 def _switch_on(session: Session) -> None:
@@ -291,7 +304,10 @@ def attach(  # noqa: PLR0913  (the same)
         raise ConfigError(msg)
     check_timeout(timeout)
     check_descriptors(OF_A_CONNECTION, _CONNECTION)
+    import_uninterrupted("disco_client.transport.contexts")
     from disco_client.transport.contexts import find_controller
+
+    import_uninterrupted("disco_client.transport.grpc")
     from disco_client.transport.grpc import GrpcTransport
 
     read_hang_report(hang_report)
@@ -469,6 +485,7 @@ class _Reopening:
         Waits for a controller that restarts, and for nodes that are lost just then, as
         long as for slots.
         """
+        import_uninterrupted("disco_client.transport.grpc")
         from disco_client.transport.grpc import GrpcTransport
 
         deadline = monotonic() + self._wish.timeout

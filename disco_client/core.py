@@ -37,7 +37,7 @@ from disco_client.forks import leak, leave_in_children, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
 from disco_client.limits import LimitedFunction
 from disco_client.locks import make_lock
-from disco_client.notebook import WorkTable
+from disco_client.notebook import WorkTable, facts_table
 from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.reentry import import_uninterrupted
 from disco_client.replies import Inbox
@@ -364,8 +364,6 @@ class DRef(Handle):
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in facts.items())})"
 
     def _repr_html_(self) -> str:
-        from disco_client.notebook import facts_table
-
         known = self._known()
         facts = {
             "session": self.session.name,

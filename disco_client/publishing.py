@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from disco_client.core import Distributed, DRef
 from disco_client.errors import ConfigError
+from disco_client.reentry import import_uninterrupted
 
 if TYPE_CHECKING:
     from disco_client.core import SessionCore
@@ -55,9 +56,16 @@ def _facts_of(tensor: DTensor) -> dict[str, object]:
 
 
 def _tensor_of(core: SessionCore, ref: DRef, facts: dict[str, Any]) -> DTensor:
+    import_uninterrupted("disco_client.distributed.dispatch")
     from disco_client.distributed.dispatch import Engine
+
+    import_uninterrupted("disco_client.distributed.dtensor")
     from disco_client.distributed.dtensor import DTensor, Origin
+
+    import_uninterrupted("disco_client.distributed.mesh")
     from disco_client.distributed.mesh import DeviceMesh
+
+    import_uninterrupted("disco_client.distributed.placement")
     from disco_client.distributed.placement import DTensorStructInfo, TensorStructInfo
 
     mesh = DeviceMesh(facts["mesh"], facts["workers"], facts["names"])

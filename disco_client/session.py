@@ -12,7 +12,7 @@ from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
 from disco_client.interrupts import Interrupts
 from disco_client.limits import LimitBlock
-from disco_client.notebook import WorkProgress, WorkTable
+from disco_client.notebook import WorkProgress, WorkTable, facts_table
 from disco_client.output import LogSink, print_logs
 from disco_client.outside_interrupts import OnInterrupt, OutsideInterrupts
 from disco_client.reentry import import_uninterrupted
@@ -265,8 +265,8 @@ class Session:
         return repr(self._core)
 
     def _repr_html_(self) -> str:
+        import_uninterrupted("disco_client.distributed.pictures.model")
         from disco_client.distributed.pictures.model import ranges
-        from disco_client.notebook import facts_table
 
         counts = self.statistics()
         facts = {
@@ -681,6 +681,7 @@ class Session:
             (2, 2)
         """
         self._check_may_wait("load_weights, path, plan")
+        import_uninterrupted("disco_client.weights")
         from disco_client import weights
 
         return weights.load_weights(
@@ -714,6 +715,7 @@ class Session:
             >>> session.mesh((2, 2), ("dp", "tp")).shape
             Shape([2, 2])
         """
+        import_uninterrupted("disco_client.distributed.dispatch")
         from disco_client.distributed.dispatch import make_mesh
 
         return make_mesh(self._core, shape, names)
@@ -824,6 +826,7 @@ class Session:
             array([1., 1., 1., 1.])
         """
         self._check_may_wait("assign, targets, sources")
+        import_uninterrupted("disco_client.distributed.assign")
         from disco_client.distributed import assign
 
         assign.assign(self._core, self._engine, targets, sources, progress=progress)
@@ -866,6 +869,7 @@ class Session:
             ['x']
         """
         self._check_may_wait("save, path, tensors")
+        import_uninterrupted("disco_client.distributed.storage")
         from disco_client.distributed import storage
 
         storage.save(self._core, path, self._engine, tensors, progress=progress)
@@ -912,6 +916,7 @@ class Session:
             (4, 2)
         """
         self._check_may_wait("load, path")
+        import_uninterrupted("disco_client.distributed.storage")
         from disco_client.distributed import storage
 
         return storage.load(self._core, path, self._engine, mesh, placements, progress=progress)
@@ -1539,6 +1544,7 @@ class Session:
             [0, 1, 2, 3]
         """
         self._check_may_wait("flight")
+        import_uninterrupted("disco_client.tracing.trace")
         from disco_client.tracing.trace import Flight
 
         return Flight.of(self._core.transport.inspect(stacks=False, flights=True))
@@ -1578,6 +1584,7 @@ class Session:
         """
         if self._core.must_not_wait:
             self._core.check_may_wait("a trace, which waits at its end, in another thread")
+        import_uninterrupted("disco_client.tracing.trace")
         from disco_client.tracing.trace import Trace
 
         return Trace(self._core, path)

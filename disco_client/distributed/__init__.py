@@ -17,6 +17,7 @@ from disco_client.distributed.placement import (
 )
 from disco_client.distributed.redistribute import RedistributionPlan
 from disco_client.notebook import draw_with
+from disco_client.reentry import import_uninterrupted
 
 if TYPE_CHECKING:
     from disco_client.distributed.pictures.show import ShardingPicture, visualize_sharding
@@ -46,12 +47,14 @@ _PICTURES = ("ShardingPicture", "visualize_sharding")
 
 
 def _mesh_html(mesh: DeviceMesh) -> str:
+    import_uninterrupted("disco_client.distributed.pictures.show")
     from disco_client.distributed.pictures.show import mesh_html
 
     return mesh_html(mesh)
 
 
 def _tensor_html(tensor: DTensor) -> str:
+    import_uninterrupted("disco_client.distributed.pictures.show")
     from disco_client.distributed.pictures.show import tensor_html
 
     return tensor_html(tensor.info)
@@ -64,6 +67,7 @@ draw_with(DTensor, _tensor_html)
 def __getattr__(name: str) -> Any:
     # Every session loads this package; drawing is loaded only when a picture is requested.
     if name in _PICTURES:
+        import_uninterrupted("disco_client.distributed.pictures.show")
         from disco_client.distributed.pictures import show
 
         return getattr(show, name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, SessionError
+from disco_client.reentry import import_uninterrupted
 from disco_client.text import many
 from disco_client.threads import start_thread
 from disco_client.tracing.clocks import Clock, ClockSample
@@ -79,6 +80,7 @@ class Flight:
         where it was traced. ``otherData`` says how the clocks of ranks were corrected,
         by how much that may be wrong, and what is missing.
         """
+        import_uninterrupted("disco_client.tracing.chrome_trace")
         from disco_client.tracing.chrome_trace import ChromeTrace
 
         return ChromeTrace(self.session, self.ranks, self.client).whole()
@@ -89,6 +91,7 @@ class Flight:
         Raises:
             OSError: The file cannot be written.
         """
+        import_uninterrupted("disco_client.tracing.chrome_trace")
         from disco_client.tracing.chrome_trace import ChromeTrace
 
         with Path(path).open("w", encoding="utf-8") as out:
