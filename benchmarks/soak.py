@@ -11,6 +11,9 @@ than their lease; these are counted apart.
 In sessions of all kinds the program itself is at fault, too, in a cluster during other faults:
 signal handlers and other threads raise in the middle of its steps, handlers and finalizers use
 the session there, and ranks print while its standard error is a full pipe that nobody reads.
+It interrupts the session, cancels commands and limits how long they take. What it has given up so
+may have been executed or not, its result is right on all workers or missing on all, and
+nothing else is missing.
 
 Every result is compared with numpy's, and
 every worker counts the commands that it was given. Exit code 0 when nothing was lost,
@@ -87,9 +90,11 @@ class Soak:
         self.steps: Counter[str] = Counter()
         self.transfers = self.recovered = 0
         self.commands = self.lost = self.twice = self.wrong = self.untyped = 0
+        self.given_up: Counter[str] = Counter()
         self.leaks: Counter[str] = Counter()
         self.growth: list[int] = []
         self.descriptors: list[dict[str, int]] = []
+        self.threads: list[int] = []
         self._sessions: set[int] = set()
 
     def run(self) -> None:
@@ -123,6 +128,7 @@ class Soak:
             self.leaks.update(before.leaks(after))
             self.growth = before.growth(after)
             self.descriptors = before.more_descriptors(after)
+            self.threads = before.more_threads(after)
         left = [sweep_shared_memory(kvsname(session)) for session in self._sessions]
         self.leaks["shared memory"] = sum(map(len, left))
 
@@ -142,6 +148,7 @@ class Soak:
     ) -> None:
         """One session, from its beginning to its end; faults, at least one."""
         program: SoakProgram | None = None
+        habits: Habits | None = None
         ends = min(time.monotonic() + seconds, self._deadline)
         fatal, faults, seed = False, 0, self._seed + turn
         chance = random.Random(seed)  # noqa: S311  (no secret)
@@ -170,12 +177,15 @@ class Soak:
                 self.recovered += len(session.recoveries)
                 self.lost += lost
                 self.twice += twice
+                self.leaks["registers"] += program.left_behind()
         except Exception as error:  # noqa: BLE001  (every other error is a finding)
             if not (fatal and isinstance(error, _LOST)):
                 self._found(error, kind, turn)
         if program is not None:
             self.steps[kind] += program.steps
             self.commands += program.issued + program.beside.total()
+        if habits is not None:
+            self.given_up.update(habits.giving_up.counts)
 
     def _follow(self, habits: Habits) -> None:
         """Lets the program follow one of its habits."""
@@ -234,6 +244,7 @@ class Soak:
             "steps": dict(self.steps),
             "commands counted on each worker": self.commands,
             "faults survived": dict(sorted(self.faults.items())),
+            **{f"given up: {name}": count for name, count in sorted(self.given_up.items())},
             "losses recovered from": self.recovered,
             "large transfers during faults": self.transfers,
             "commands lost": self.lost,
@@ -242,6 +253,7 @@ class Soak:
             "errors without a cause": self.untyped,
             "MiB more in program, controller, nodes": self.growth,
             "descriptors more in each of them": self.descriptors,
+            "threads more in each of them": self.threads,
             **{f"leaks of {kind}": count for kind, count in self.leaks.items()},
         }
 

@@ -1,4 +1,4 @@
-"""What programs do in the middle of a step: exceptions, handlers, finalizers, an unread output."""
+"""What programs do: exceptions in a step, handlers, finalizers, an unread output, giving up."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from reentry import Finalizing, Handling, Interruption, OutOfTime, Raising, Stop
 
 from disco_client import errors
 from disco_soak.cluster import BREAKER
+from disco_soak.giving_up import GivingUp
 from disco_soak.program import SoakProgram, WrongResult
 
 __all__ = ["Habits", "unread_standard_error"]
@@ -60,16 +61,23 @@ class Habits:
         program: Whose steps are disturbed.
         seed: Decides what is done.
         unread: Whether its standard error is a full pipe that nobody reads.
+
+    Attributes:
+        giving_up: What it gives up.
     """
 
     def __init__(self, program: SoakProgram, seed: int, *, unread: bool) -> None:
         self._program = program
         self._random = random.Random(seed)  # noqa: S311  (no secret)
+        self.giving_up = GivingUp(program, self._random, self._until)
         self._habits: dict[str, Callable[[], None]] = {
             "handler raises": lambda: self._interrupted(*self._way()),
             "asynchronous exception": lambda: self._interrupted("async", signal.SIGALRM),
             "handler uses the session": self._handled,
             "finalizer uses the session": self._finalized,
+            "interrupts": lambda: self.giving_up.interrupted(_TIMES),
+            "cancels": lambda: self.giving_up.cancelled(_TIMES),
+            "limits": lambda: self.giving_up.limited(_TIMES),
         }
         if unread:
             self._habits["standard error unread"] = self._printed

@@ -20,6 +20,7 @@ _MEMORY_GROWTH_MIB = 48
 """What a process may hold more after an hour than after a minute: caches, and Python's arenas."""
 
 _DESCRIPTOR_GROWTH = 8
+_THREAD_GROWTH = 8
 _ARENAS = -8  # M_ARENA_MAX of mallopt
 
 
@@ -64,11 +65,13 @@ class Holdings:
     Attributes:
         memory: MiB of each that it holds alone.
         descriptors: How many each has open, by what they refer to.
+        threads: How many each has.
         children: How many processes hang below them.
     """
 
     memory: Sequence[float]
     descriptors: Sequence[Counter[str]]
+    threads: Sequence[int]
     children: int
 
     @classmethod
@@ -84,6 +87,7 @@ class Holdings:
         return cls(
             [_anonymous(process) / (1 << 20) for process in each],
             [_descriptors(process) for process in each],
+            [process.num_threads() for process in each],
             len(family - {process.pid for process in each}),
         )
 
@@ -95,14 +99,20 @@ class Holdings:
         """What more each process has open, by what it refers to."""
         return [dict(b - a) for a, b in zip(self.descriptors, later.descriptors, strict=True)]
 
+    def more_threads(self, later: Holdings) -> list[int]:
+        """By how many threads each process has more."""
+        return [b - a for a, b in zip(self.threads, later.threads, strict=True)]
+
     def leaks(self, later: Holdings) -> dict[str, int]:
         """What is held later beyond what varies, by kind: 0 where nothing leaked."""
         memory = max(self.growth(later))
         descriptors = max(
             b.total() - a.total() for a, b in zip(self.descriptors, later.descriptors, strict=True)
         )
+        threads = max(self.more_threads(later))
         return {
             "memory": memory if memory > _MEMORY_GROWTH_MIB else 0,
             "descriptors": descriptors if descriptors > _DESCRIPTOR_GROWTH else 0,
+            "threads": threads if threads > _THREAD_GROWTH else 0,
             "processes": max(0, later.children - self.children),
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
     from disco_client import DPackedFunc, DRef, Session
 
-__all__ = ["SoakProgram", "WrongResult"]
+__all__ = ["Run", "SoakProgram", "WrongResult", "same"]
+
+Run = tuple[int, int]
+"""Numbers from the first to the last one."""
 
 FUNCTIONS = "disco_soak.worker_functions"
 _SIZES = (1, 7, 1000, 40_000, 300_000)
@@ -41,6 +45,7 @@ class SoakProgram:
         steps: How many were taken.
         issued: How many numbers the workers were asked to note.
         beside: The same for the logs of what comes in the middle of a step.
+        given_up: The numbers of each log that may be missing, because the program gave them up.
         doing: The name of the step that was begun last.
     """
 
@@ -48,6 +53,7 @@ class SoakProgram:
         self.session = session
         self.steps = self.issued = 0
         self.beside: Counter[str] = Counter()
+        self.given_up: defaultdict[str, set[int]] = defaultdict(set)
         self.doing = ""
         self._random = random.Random(seed)  # noqa: S311  (no secret)
         self._numbers = np.random.default_rng(seed)
@@ -94,26 +100,66 @@ class SoakProgram:
         if addresses and self._random.random() < 0.5:  # noqa: PLR2004  (half of the time)
             addresses.clear()
         array = self._numbers.random(_LARGE)
-        _same(self.session.copy_to_worker_0(array).numpy(), array)
+        same(self.session.copy_to_worker_0(array).numpy(), array)
+
+    def number_beside(self, log: str) -> int:
+        """The next number of another log, which the workers are about to note."""
+        self.beside[log] += 1
+        return self.beside[log]
 
     def note_beside(self, log: str) -> tuple[int, DRef]:
         """Has the workers note the next number of another log, also in the middle of a step."""
-        self.beside[log] += 1
-        number = self.beside[log]
+        number = self.number_beside(log)
         return number, self._note(number, log)
+
+    def note_last(self) -> None:
+        """Has the workers note one more number, so that what is missing before it is known."""
+        self.issued += 1
+        self._note(self.issued)
+
+    def missing(self, log: str = "", after: int = 0) -> tuple[list[list[Run]], int]:
+        """Asks every worker what it noted.
+
+        Args:
+            log: Where.
+            after: What is missing up to this number is left out.
+
+        Returns:
+            The runs of numbers that each worker has not noted, and how many were repeated.
+        """
+        session, issued = self.session, self.beside[log] if log else self.issued
+        noted = session.get_global_func("soak.noted")(log)
+        runs: list[list[Run]] = []
+        repeated = 0
+        for worker in range(session.num_workers):
+            last, twice, *gaps = noted.debug_get_from_remote(worker)
+            each = [*zip(gaps[::2], gaps[1::2], strict=True), (last + 1, issued)]
+            runs.append([run for run in each if after < run[1] >= run[0]])
+            repeated += twice
+        return runs, repeated
 
     def check(self) -> tuple[int, int]:
         """Asks every worker what it noted; returns how many were lost and how many repeated."""
-        session = self.session
-        reader = session.get_global_func("soak.noted")
         lost = twice = 0
-        for log, issued in {"": self.issued, **self.beside}.items():
-            noted = reader(log)
-            for worker in range(session.num_workers):
-                last, left_out, again = noted.debug_get_from_remote(worker)
-                lost += left_out + issued - last
-                twice += again
+        for log in ("", *self.beside):
+            given_up = self.given_up[log]
+            runs, repeated = self.missing(log)
+            twice += repeated
+            for first, last in (run for each in runs for run in each):
+                lost += sum(number not in given_up for number in range(first, last + 1))
         return lost, twice
+
+    def left_behind(self) -> int:
+        """Counts what registers of workers hold that nothing in the program refers to."""
+        gc.collect()
+        core: Any = self.session._core  # noqa: SLF001  (nothing public lists registers)
+        reader = self.session.get_global_func("soak.held")
+        held = reader()
+        live = core.log.live_registers()
+        return sum(
+            len({*map(int, held.debug_get_from_remote(worker))} - live)
+            for worker in range(self.session.num_workers)
+        )
 
     # The steps ---------------------------------------------------------------------
 
@@ -136,7 +182,7 @@ class SoakProgram:
             there = session.get_global_func(f"numpy.{name}")(there, there)
             array = function(array, array)
         worker = self._random.randrange(session.num_workers)
-        _same(there.debug_get_from_remote(worker), array)
+        same(there.debug_get_from_remote(worker), array)
 
     def _collective(self) -> None:
         session, workers = self.session, self.session.num_workers
@@ -148,15 +194,15 @@ class SoakProgram:
         whole = session.empty(rows.shape, rows.dtype, worker0_only=True, in_group=False)
         session.gather_to_worker0(mine, whole, in_group=False)
         worker = self._random.randrange(workers)
-        _same(total.debug_get_from_remote(worker), rows.sum(axis=0))
-        _same(whole.numpy(), rows)
+        same(total.debug_get_from_remote(worker), rows.sum(axis=0))
+        same(whole.numpy(), rows)
 
     def _there_and_back(self) -> None:
         array = self._array()
         there = self.session.copy_to_worker_0(array)
         out = np.empty_like(array)
         self.session.copy_from_worker_0(out, there)
-        _same(out, array)
+        same(out, array)
 
     def _distributed(self) -> None:
         session = self.session
@@ -165,7 +211,7 @@ class SoakProgram:
         right = self._numbers.integers(-9, 9, (20, rows)).astype("f8")
         placement = self._random.choice(("S[0]", "S[1]", "R"))
         product = session.distribute(left, None, placement) @ session.distribute(right)
-        _same((product.redistribute("S[0]") + 1).numpy(), left @ right + 1)
+        same((product.redistribute("S[0]") + 1).numpy(), left @ right + 1)
 
     def _failure(self) -> None:
         worker = self._random.randrange(self.session.num_workers)
@@ -181,7 +227,12 @@ class SoakProgram:
             raise WrongResult(msg)
 
 
-def _same(got: Any, expected: Any) -> None:
+def same(got: Any, expected: Any) -> None:
+    """Makes sure that an array is what numpy has.
+
+    Raises:
+        WrongResult: It is another one.
+    """
     # Not np.array_equal, which takes whatever is raised in it for a difference.
     alike = (got.dtype, got.shape) == (expected.dtype, expected.shape)
     if not alike or not np.all(got == expected):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import soak
-from disco_soak import cluster, program
+from disco_soak import cluster, giving_up, program
+from disco_soak.giving_up import Window, not_ended
 from disco_soak.habits import Habits, unread_standard_error
 from disco_soak.leaks import Holdings
 from disco_soak.program import SoakProgram, WrongResult
 
-from disco_client import ProcessSession, RemoteException, ThreadedSession
+import disco_server
+from disco_client import Interrupted, ProcessSession, RemoteException, ThreadedSession
 
 # The timer of the signal that pytest-timeout uses otherwise is that of programs in the soak.
 pytestmark = pytest.mark.timeout(120, method="thread")
@@ -32,6 +35,7 @@ HABITS = (
     "finalizer uses the session",
     "standard error unread",
 )
+GIVING_UP = ("interrupts", "cancels", "limits")
 
 
 def test_a_short_run_loses_nothing(monkeypatch, tmp_path, capsys):
@@ -79,7 +83,7 @@ def test_each_step_is_compared_with_numpy():
 
     for wrong in (np.ones(2), np.zeros(2, "f4"), np.zeros(3)):
         with pytest.raises(WrongResult, match="as numpy has it"):
-            program._same(wrong, np.zeros(2))
+            program.same(wrong, np.zeros(2))
 
 
 @pytest.mark.parametrize("kind", [ThreadedSession, ProcessSession])
@@ -123,22 +127,98 @@ def test_what_an_interruption_does_not_explain_is_seen():
         habits._settle()
 
 
+@pytest.mark.parametrize("kind", [ThreadedSession, ProcessSession])
+def test_a_program_that_gives_commands_up_goes_on(kind):
+    """Nothing else is missing, wrong or told of, and nothing of it is left on the workers."""
+    with kind(3) as session:
+        running = SoakProgram(session, 3)
+        habits = Habits(running, 3, unread=False)
+        for name in GIVING_UP:
+            habits.follow(name)
+        counts = habits.giving_up.counts
+        for what in ("interrupts", "results missing", "limits passed", "limits beyond reach"):
+            assert counts[what] > 0
+        assert sum(count for way, count in counts.items() if "cancel" in way) > 0
+        assert running.check() == (0, 0)
+        assert running.left_behind() == 0
+        for given_up in running.given_up.values():
+            given_up.clear()
+        assert running.check()[0] > 0
+
+
+def test_an_interrupt_ends_at_one_number_on_all_workers():
+    """Where it begins may differ; a second end, or one at another time, has no cause."""
+    windows = [Window(4, 9), Window(8, 20)]
+    assert not_ended([[], [(3, 7)], [(7, 7)]], windows) == []
+    assert not_ended([[(3, 7), (9, 12)], [(2, 12)]], windows) == []
+    assert not_ended([[(3, 7)], [(3, 6)]], windows) == [7]
+    assert not_ended([[(1, 3)]], windows) == [3]
+    assert not_ended([[(30, 31)]], windows) == [31]
+    assert not_ended([[(3, 3)]], []) == [3]
+
+
+def test_what_giving_up_does_not_explain_is_seen(monkeypatch):
+    """A result that is missing on one worker alone, or of a command that was not given up."""
+    monkeypatch.setattr(giving_up, "_GRACE_S", 0.1)
+    with ThreadedSession(2) as session:
+        running = SoakProgram(session, 1)
+        giving = Habits(running, 1, unread=False).giving_up
+        requests = giving._begin()
+        (kept,) = requests.noted_within(0)
+        giving._settle([kept])
+        (missing,) = requests.noted_within(60)
+        missing.ref.cancel()
+        with pytest.raises(Interrupted):
+            giving._settle([missing])
+        missing.kept = False
+        assert giving._settle([missing]) == 1
+        assert running.check() == (0, 0)
+        outcomes = iter([[None, Interrupted]] * 1000)
+        with monkeypatch.context() as patched, pytest.raises(WrongResult, match="workers differ"):
+            patched.setattr(giving, "_outcomes", lambda *_: next(outcomes))
+            giving._settle([missing])
+        kept.right += 1
+        with pytest.raises(WrongResult, match="expected 2, got 1"):
+            giving._settle([kept])
+
+
+def test_a_register_that_stays_is_seen():
+    """Something is in it on each worker, and nothing in the program refers to it."""
+
+    @disco_server.register_func("test.fill_a_register")
+    def fill_a_register():
+        registers = disco_server.current_worker().registers
+        registers.reserve(300)
+        registers.write(300, 1)
+
+    with ThreadedSession(2) as session:
+        running = SoakProgram(session, 1)
+        assert running.left_behind() == 0
+        session.get_global_func("test.fill_a_register")()
+        assert running.left_behind() == 2
+
+
 def test_what_leaks_is_seen(tmp_path):
-    """Descriptors, processes and memory that grow beyond what varies."""
+    """Descriptors, threads, processes and memory that grow beyond what varies."""
     here = [psutil.Process()]
     before = Holdings.of(here)
     assert not any(before.leaks(Holdings.of(here)).values())
     files = [(tmp_path / str(number)).open("w") for number in range(20)]
     child = os.posix_spawn(sys.executable, [sys.executable, "-c", "input()"], os.environ)
     held = np.ones(20 << 20)  # 160 MiB
+    over = threading.Event()
+    for _ in range(20):
+        threading.Thread(target=over.wait, daemon=True).start()
     try:
         leaks = before.leaks(Holdings.of(here))
     finally:
+        over.set()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         for file in files:
             file.close()
     assert held.size
     assert leaks["descriptors"] >= 20
+    assert leaks["threads"] >= 20
     assert leaks["processes"] >= 1
     assert leaks["memory"] >= 100
