@@ -49,7 +49,14 @@ from disco_server.rank.errors import (
     opaque_of,
     repr_of,
 )
-from disco_server.rank.functions import OWN_NAMES, NamedCall, destination_of, registry, resolve
+from disco_server.rank.functions import (
+    OWN_NAMES,
+    NamedCall,
+    destination_of,
+    is_uninterrupted,
+    registry,
+    resolve,
+)
 from disco_server.rank.holdings import describe_holdings
 from disco_server.rank.interrupts import is_changeable
 from disco_server.rank.program import (
@@ -432,9 +439,10 @@ class Executor:
 
     def _is_left_out(self, seq: int, command: EncodedCommand) -> bool:
         """Whether a command is not executed, because the program has interrupted it."""
-        if command.interrupted:  # on other workers
-            return True
-        return self._guard.is_left_out(seq) and command.action in INTERRUPTIBLE
+        here = self._guard.is_left_out(seq) and command.action in INTERRUPTIBLE
+        if here or command.interrupted:  # or on other workers
+            return not is_uninterrupted(self.registers.peek(command.func))
+        return False
 
     def _is_interrupted(self, seq: int, error: BaseException) -> bool:
         """Whether a command has failed because the program has interrupted it."""
@@ -491,7 +499,8 @@ class Executor:
                 check_call(command.func, func)
             names = command.keywords
             named = split_keywords(args, names) if names else {}
-            result = self._guard.run(func, *args, **named)
+            run = _run_anyway if is_uninterrupted(func) else self._guard.run
+            result = run(func, *args, **named)
             refuse_unfinished(result)
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
@@ -503,6 +512,11 @@ class Executor:
         self, seq: int, command: EncodedCommand, args: Sequence[EncodedValue], error: BaseException
     ) -> None:
         """Finishes a call that failed, or that has read poison."""
+        if isinstance(error, CommandInterrupted) and is_uninterrupted(
+            self.registers.peek(command.func)
+        ):
+            self._call(seq, command)  # once more, as it was one of a column
+            return
         into = self._destination(command, args)
         if self._is_interrupted(seq, error) or not isinstance(error, Poisoned):
             self._fail(seq, command, error, into)
@@ -890,6 +904,11 @@ class Executor:
         self._send(reply, seq)
         self._worker.cannot_enter(seq)
         return Poison(failure, kind)
+
+
+def _run_anyway(func: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """Calls a function as work of the rank's own, which nothing interrupts."""
+    return func(*args, **named)
 
 
 def _brings_anew(command: EncodedCommand) -> bool:

@@ -34,12 +34,14 @@ __all__ = [
     "function_of",
     "home_of",
     "import_allowed",
+    "is_uninterrupted",
     "names_of",
     "register_func",
     "registered",
     "registered_by",
     "registry",
     "resolve",
+    "uninterrupted",
     "writes_into",
 ]
 
@@ -339,6 +341,7 @@ _homes: dict[str, tuple[object, tuple[str, str]]] = {}
 """What was registered, functions and classes, with the module that did it, and its file."""
 
 _destinations: dict[int, tuple[object, int]] = {}
+_uninterrupted: dict[int, object] = {}
 
 
 class NamedCall:
@@ -484,6 +487,20 @@ def destination_of(func: object, count: int, names: Sequence[str] = ()) -> int:
         return place
     found = list(signature(cast("Callable[..., Any]", func)).parameters)[place : place + 1]
     return plain + list(names).index(found[0]) if found and found[0] in names else -1
+
+
+def uninterrupted(func: _F) -> _F:
+    """Lets a function run also where the program has interrupted its call; a decorator.
+
+    It is one of those that find out what earlier interrupts have ended, and must be quick.
+    """
+    _uninterrupted[id(func)] = func
+    return func
+
+
+def is_uninterrupted(func: object) -> bool:
+    """Whether a function runs also where the program has interrupted its call."""
+    return id(func) in _uninterrupted
 
 
 def registered() -> tuple[str, ...]:

@@ -144,6 +144,37 @@ def test_what_one_worker_has_not_executed_is_missing_on_all(session, tools):
         assert works(session, tools)
 
 
+@pytest.mark.parametrize("first", ["interrupt", "cancel"])
+def test_an_interrupt_lets_the_one_before_come_to_its_end(session, tools, eventually, first):
+    """What that has ended on one worker stays missing on all, and nobody is told of its end."""
+
+    def is_taken_back(ref):
+        try:
+            ref.debug_get_from_remote(0)
+        except di.Interrupted:
+            return True
+        return False
+
+    with watched(60):
+        untold = session.failures().total
+        for _ in range(20):
+            ref = tools.call("interrupt.spin_on", 1, LONG)
+            assert ref.debug_get_from_remote(0) == 0  # it is over there
+            if first == "cancel":
+                ref.cancel()
+                time.sleep(random.random() * 0.01)  # so that it comes at any moment of it
+            else:
+                session.interrupt(grace=GRACE_S)
+            session.interrupt(grace=GRACE_S)
+            with contextlib.suppress(di.Interrupted):
+                session.sync_all()
+            if first == "cancel":  # of which nobody has waited for the end
+                eventually(partial(is_taken_back, ref), what="the result to be taken back")
+            assert missing_everywhere(ref, tools)
+        assert session.failures().total == untold
+        assert works(session, tools)
+
+
 def test_chosen_workers_alone_end_what_they_execute(session, tools):
     """The others end it by themselves, and leave out what follows."""
     with watched():

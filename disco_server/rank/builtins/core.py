@@ -24,7 +24,12 @@ from disco_server.devices.base import on_device
 from disco_server.devices.foreign import is_foreign, library_of, native, of_library
 from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
-from disco_server.rank.functions import import_allowed, register_func, writes_into
+from disco_server.rank.functions import (
+    import_allowed,
+    register_func,
+    uninterrupted,
+    writes_into,
+)
 from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.signals import CALL_ENDS
 from disco_server.rank.worker import Worker, current_worker
@@ -192,6 +197,7 @@ def poison_registers(registers: Sequence[int], why: str, stale: bool) -> None:
 
 
 @register_func("runtime.disco._tell_interrupted")
+@uninterrupted
 def tell_interrupted(after: int, until: int) -> Mapping[str, Any]:
     """Tells what this rank has left out or ended of interrupted commands, which are over.
 
@@ -209,6 +215,7 @@ def tell_interrupted(after: int, until: int) -> Mapping[str, Any]:
 
 
 @register_func("runtime.disco._interrupt_registers")
+@uninterrupted
 def interrupt_registers(pairs: Any) -> None:
     """Makes commands fail that read what other ranks have left out.
 
