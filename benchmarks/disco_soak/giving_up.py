@@ -25,7 +25,7 @@ from disco_soak.program import Run, SoakProgram, WrongResult, same
 if TYPE_CHECKING:
     from disco_client import DRef, RefFuture
 
-__all__ = ["GivingUp", "Window", "not_ended"]
+__all__ = ["GivingUp", "InterruptedSpan", "not_ended"]
 
 _LOG = "given up"
 _TOLD = "told to fail"
@@ -54,7 +54,7 @@ _OF_LIMITS: _Kinds = (errors.TimeLimit, errors.CollectiveAborted)
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Issued:
     """A command, and what it has to give.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Asked:
     ref: DRef
     right: Any
     number: int = 0
-    reads: _Asked | None = None
+    reads: _Issued | None = None
     kept: bool = True
 
 
@@ -89,7 +89,7 @@ class _Requests:
             number, seconds = self._captured.input("number"), self._captured.input("seconds")
             self._captured.output(self._note_within(number, _LOG, seconds))
 
-    def some(self, longest: float = _PAUSE_S, most: int = _MANY) -> list[_Asked]:
+    def some(self, longest: float = _PAUSE_S, most: int = _MANY) -> list[_Issued]:
         """Issues some, of which none takes longer than so many seconds."""
         kinds = (self._noted, self.noted_within, self.run, self._sum, self.summed_late)
         return [
@@ -98,47 +98,47 @@ class _Requests:
             for each in self._chance.choice(kinds)(self._chance.random() * longest)
         ]
 
-    def endless(self) -> list[_Asked]:
+    def endless(self) -> list[_Issued]:
         """Issues one that would take for ever, on all workers or on one."""
         kinds = (self.noted_within, self.run, self.summed_late)
         return self._chance.choice(kinds)(_FOR_EVER_S)
 
-    def _noted(self, _seconds: float) -> list[_Asked]:
+    def _noted(self, _seconds: float) -> list[_Issued]:
         number, ref = self._program.note_beside(_LOG)
-        return [_Asked(ref, number, number)]
+        return [_Issued(ref, number, number)]
 
-    def noted_within(self, seconds: float) -> list[_Asked]:
+    def noted_within(self, seconds: float) -> list[_Issued]:
         """Issues a function that takes so long."""
         number = self._program.number_beside(_LOG)
-        return [_Asked(self._note_within(number, _LOG, seconds), number, number)]
+        return [_Issued(self._note_within(number, _LOG, seconds), number, number)]
 
-    def run(self, seconds: float) -> list[_Asked]:
+    def run(self, seconds: float) -> list[_Issued]:
         """Issues a run of a captured program that takes so long."""
         number = self._program.number_beside(_LOG)
-        return [_Asked(self._captured(number, seconds), number, number)]
+        return [_Issued(self._captured(number, seconds), number, number)]
 
-    def _sum(self, _seconds: float) -> list[_Asked]:
+    def _sum(self, _seconds: float) -> list[_Issued]:
         session, number = self._program.session, self._chance.randrange(100)
         array = np.full(self._chance.choice((3, 40_000)), number)
-        source = _Asked(session.broadcast(array), array)
-        total = _Asked(session.allreduce(source.ref), array * session.num_workers, reads=source)
+        source = _Issued(session.broadcast(array), array)
+        total = _Issued(session.allreduce(source.ref), array * session.num_workers, reads=source)
         return [source, total]
 
-    def summed_late(self, seconds: float) -> list[_Asked]:
+    def summed_late(self, seconds: float) -> list[_Issued]:
         """Issues a collective for which one worker is so late."""
         workers = self._program.session.num_workers
         number, late = self._chance.randrange(100), self._chance.randrange(workers)
-        return [_Asked(self._sum_late(number, late, seconds), np.full(2, number * workers))]
+        return [_Issued(self._sum_late(number, late, seconds), np.full(2, number * workers))]
 
-    def limited(self, limit: float, seconds: float) -> list[_Asked]:
+    def limited(self, limit: float, seconds: float) -> list[_Issued]:
         """Issues a function that takes so long and has a limit of its own."""
         number = self._program.number_beside(_LOG)
         ref = self._note_within.limit(limit)(number, _LOG, seconds)
-        return [_Asked(ref, number, number)]
+        return [_Issued(ref, number, number)]
 
 
 @dataclass
-class Window:
+class InterruptedSpan:
     """When an interrupt came, by the numbers of the program's log.
 
     Attributes:
@@ -167,7 +167,7 @@ class _Interrupting:
         self._program = program
         self._chance = random.Random(seed)  # noqa: S311  (no secret)
         self._over = threading.Event()
-        self.windows: list[Window] = []
+        self.windows: list[InterruptedSpan] = []
 
     def __enter__(self) -> Self:
         self._thread = in_thread(self._run)
@@ -184,7 +184,7 @@ class _Interrupting:
 
     def _interrupt(self) -> None:
         program = self._program
-        window = Window(program.issued - 1, 0)  # it is counted just before it is issued
+        window = InterruptedSpan(program.issued - 1, 0)  # it is counted just before it is issued
         late = program.session.interrupt(grace=_GRACE_S)
         window.last = program.issued
         self.windows.append(window)
@@ -218,7 +218,7 @@ class GivingUp:
         self._program, self._chance, self._until = program, chance, until
         self.counts: Counter[str] = Counter()
         self._recovered = self._told = 0
-        self._cancels: dict[str, Callable[[_Requests], tuple[int, list[_Asked]]]] = {
+        self._cancels: dict[str, Callable[[_Requests], tuple[int, list[_Issued]]]] = {
             "blocks left by an exception": self._leave_block,
             "block.cancel()": self._cancel_block,
             "ref.cancel()": self._cancel_refs,
@@ -251,7 +251,7 @@ class GivingUp:
             WrongResult: More is missing than interrupts explain, or something else.
             errors.DiscoError: Something failed for which they are no cause.
         """
-        requests, asked, before = self._begin(), list[_Asked](), self._program.issued
+        requests, asked, before = self._begin(), list[_Issued](), self._program.issued
 
         def act() -> None:
             try:
@@ -303,7 +303,7 @@ class GivingUp:
             else:
                 return
 
-    def _explain(self, before: int, windows: Sequence[Window]) -> int:
+    def _explain(self, before: int, windows: Sequence[InterruptedSpan]) -> int:
         """Finds out what is missing of the program's own log; returns how many numbers.
 
         On each worker an interrupt leaves a run of them out, or none. Where that begins depends on
@@ -357,8 +357,8 @@ class GivingUp:
             msg = f"commands were cancelled, and these failures left: {session.failures().last}"
             raise WrongResult(msg)
 
-    def _leave_block(self, requests: _Requests) -> tuple[int, list[_Asked]]:
-        session, asked = self._program.session, list[_Asked]()
+    def _leave_block(self, requests: _Requests) -> tuple[int, list[_Issued]]:
+        session, asked = self._program.session, list[_Issued]()
         with contextlib.suppress(_Left, errors.DiscoTimeout), session.scope(cancel=True):
             asked += self._some_endless(requests)
             pause = self._pause()
@@ -370,8 +370,8 @@ class GivingUp:
         _give_up(asked, asked)
         return 1, asked
 
-    def _cancel_block(self, requests: _Requests) -> tuple[int, list[_Asked]]:
-        kept = list[_Asked]()
+    def _cancel_block(self, requests: _Requests) -> tuple[int, list[_Issued]]:
+        kept = list[_Issued]()
         with self._program.session.scope() as block:
             asked = self._some_endless(requests)
             cancelling = self._in_thread([block.cancel])
@@ -383,7 +383,7 @@ class GivingUp:
         _give_up(asked, asked)
         return 1, asked + kept
 
-    def _cancel_refs(self, requests: _Requests) -> tuple[int, list[_Asked]]:
+    def _cancel_refs(self, requests: _Requests) -> tuple[int, list[_Issued]]:
         asked, chosen = self._choose(requests)
         cancelling = self._in_thread([each.ref.cancel for each in chosen])
         kept = requests.some(most=_FEW)
@@ -391,7 +391,7 @@ class GivingUp:
         _give_up(chosen, asked)
         return len(chosen), asked + kept
 
-    def _cancel_futures(self, requests: _Requests) -> tuple[int, list[_Asked]]:
+    def _cancel_futures(self, requests: _Requests) -> tuple[int, list[_Issued]]:
         asked, chosen = self._choose(requests)
         futures = [self._ask(each) for each in chosen]
         cancelling = self._in_thread([future.cancel for future in futures])
@@ -406,15 +406,15 @@ class GivingUp:
                 _check(future.result(), each.right)
         return len(futures), asked + kept
 
-    def _ask(self, asked: _Asked) -> RefFuture:
+    def _ask(self, asked: _Issued) -> RefFuture:
         return asked.ref.future(self._chance.randrange(self._program.session.num_workers))
 
-    def _some_endless(self, requests: _Requests) -> list[_Asked]:
+    def _some_endless(self, requests: _Requests) -> list[_Issued]:
         """Issues commands of which one may be endless, as all are given up."""
         some, endless = requests.some(), requests.endless() if self._chance.randrange(2) else []
         return some + endless + requests.some()
 
-    def _choose(self, requests: _Requests) -> tuple[list[_Asked], list[_Asked]]:
+    def _choose(self, requests: _Requests) -> tuple[list[_Issued], list[_Issued]]:
         """Issues commands; returns all of them, and those that are to be given up."""
         some, endless, more = requests.some(), requests.endless(), requests.some()
         others = some + more
@@ -475,14 +475,16 @@ class GivingUp:
         self._see_limited(asked, requests.some(most=_FEW), may_be_right=False)
 
     def _about_in_time(self, requests: _Requests) -> None:
-        limit, asked = self._chance.choice(_LIMITS_S[:2]), list[_Asked]()
+        limit, asked = self._chance.choice(_LIMITS_S[:2]), list[_Issued]()
         kinds = (requests.noted_within, requests.run, requests.summed_late)
         for _ in range(self._chance.randint(1, _FEW)):
             with self._program.session.limit(limit):
                 asked += self._chance.choice(kinds)(limit * self._chance.uniform(0.5, 1.5))
         self._see_limited(asked, requests.some(most=_FEW), may_be_right=True)
 
-    def _see_limited(self, asked: list[_Asked], kept: list[_Asked], *, may_be_right: bool) -> None:
+    def _see_limited(
+        self, asked: list[_Issued], kept: list[_Issued], *, may_be_right: bool
+    ) -> None:
         """Makes sure of what has become of commands with a limit, and of others behind them."""
         self._drain(self._is_of_limit)
         for each in asked:
@@ -505,7 +507,7 @@ class GivingUp:
 
     # What has become of commands ---------------------------------------------------
 
-    def _settle(self, asked: Sequence[_Asked]) -> int:
+    def _settle(self, asked: Sequence[_Issued]) -> int:
         """Makes sure of all results; returns how many are missing, of those that may be."""
         read = {id(each.reads) for each in asked if each.reads and not each.kept}
         missing = 0
@@ -518,7 +520,7 @@ class GivingUp:
                 missing += self._is_missing(each)
         return missing
 
-    def _is_missing(self, asked: _Asked) -> bool:
+    def _is_missing(self, asked: _Issued) -> bool:
         """Whether a result that was given up is missing, on all workers; or right, on all."""
         stale = (errors.StaleReference,) if self._has_recovered else ()
         ends = time.monotonic() + _GRACE_S
@@ -536,7 +538,7 @@ class GivingUp:
             self._program.given_up[_LOG].add(asked.number)
         return all(missing)
 
-    def _outcomes(self, asked: _Asked, allowed: _Kinds) -> list[type[errors.RemoteError] | None]:
+    def _outcomes(self, asked: _Issued, allowed: _Kinds) -> list[type[errors.RemoteError] | None]:
         """What each worker has of a command: None for the right value, or an error.
 
         Args:
@@ -559,7 +561,7 @@ class GivingUp:
         return found
 
 
-def not_ended(missing: Sequence[Sequence[Run]], windows: Sequence[Window]) -> list[int]:
+def not_ended(missing: Sequence[Sequence[Run]], windows: Sequence[InterruptedSpan]) -> list[int]:
     """The ends of what is missing on some worker for which there is no interrupt.
 
     Args:
@@ -573,7 +575,7 @@ def not_ended(missing: Sequence[Sequence[Run]], windows: Sequence[Window]) -> li
     return ends
 
 
-def _give_up(chosen: Sequence[_Asked], asked: Sequence[_Asked]) -> None:
+def _give_up(chosen: Sequence[_Issued], asked: Sequence[_Issued]) -> None:
     """Notes that commands were given up, and those with them that read their results."""
     for each in chosen:
         each.kept = False

@@ -398,9 +398,11 @@ def stop(session: tuple[str, ...], as_json: bool, controller: Controller) -> Non
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long workers have to react.",
+    help="Give workers so long to react.",
 )
-@click.option("--force", is_flag=True, help="Then end the processes of those that have not.")
+@click.option(
+    "--force", is_flag=True, help="End the processes of workers that have not reacted then."
+)
 @json_option("Print one JSON object with what was interrupted.")
 @report_errors
 @dial_options

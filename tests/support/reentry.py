@@ -28,6 +28,7 @@ from typing import Any, Self
 import numpy as np
 
 import disco_client as di
+from disco_client import outside_interrupts
 from disco_client.locks import unordered
 
 __all__ = [
@@ -453,6 +454,8 @@ class Raising:
         self._sender: Any = contextlib.nullcontext()
 
     def __enter__(self) -> Self:
+        # Ctrl-C twice within a second in waits interrupts the session, which is another matter.
+        self._twice_s, outside_interrupts._TWICE_S = outside_interrupts._TWICE_S, 0.0
         self._ident = threading.get_ident()
         if self._way == "async":
             self._sender = _Repeated(self._inject, self._interval)
@@ -464,6 +467,7 @@ class Raising:
 
     def __exit__(self, *_error: object) -> None:
         self._sender.__exit__(None, None, None)
+        outside_interrupts._TWICE_S = self._twice_s
 
     def during(self, step: Callable[[], object]) -> bool:
         """Does a step, which may be interrupted; whether it was."""
