@@ -386,6 +386,14 @@ class DaemonConfig(Settings):
         " executed; its client waits there, and beyond one and a half of it the session ends.",
         metavar="COUNT",
     )
+    command_limit_s: float = setting(
+        0.0,
+        read_limit,
+        "After how long a command fails that a worker executes; 0 for never. The shorter one of the"
+        " controller's and the node's counts.",
+        metavar="SECONDS",
+        option="--command-limit",
+    )
     log_level: str = setting("info", OneOf(LOG_LEVELS), "The least severe level that is logged.")
     log_format: str = setting(
         "text", OneOf(LOG_FORMATS), "Lines for people, or one JSON object a line."

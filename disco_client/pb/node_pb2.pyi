@@ -181,6 +181,7 @@ class StartRanks(google.protobuf.message.Message):
     PRINCIPAL_FIELD_NUMBER: builtins.int
     TRACE_FIELD_NUMBER: builtins.int
     WINDOW_FIELD_NUMBER: builtins.int
+    COMMAND_LIMIT_S_FIELD_NUMBER: builtins.int
     session_name: builtins.str
     num_workers: builtins.int
     num_groups: builtins.int
@@ -200,6 +201,8 @@ class StartRanks(google.protobuf.message.Message):
     """
     window: builtins.int
     """As in SessionReady."""
+    command_limit_s: builtins.float
+    """How long a command may take, in seconds; 0 for any time. A node may have a shorter limit."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeRanks]:
         """The nodes of the session in rank order, with the ranks on each."""
@@ -225,8 +228,9 @@ class StartRanks(google.protobuf.message.Message):
         principal: builtins.str = ...,
         trace: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         window: builtins.int = ...,
+        command_limit_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key", "window", b"window"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "command_limit_s", b"command_limit_s", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key", "window", b"window"]) -> None: ...
 
 global___StartRanks = StartRanks
 
@@ -344,6 +348,7 @@ class AssignRank(google.protobuf.message.Message):
     WORK_DIR_FIELD_NUMBER: builtins.int
     MAX_REGISTERS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    COMMAND_LIMIT_S_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -368,6 +373,10 @@ class AssignRank(google.protobuf.message.Message):
     """How many registers the session may have."""
     owner: builtins.str
     """Tells apart the owners of sessions; what one of them may use of the node is counted."""
+    command_limit_s: builtins.float
+    """How long a command may take, in seconds: the shorter limit of the session's and the node's,
+    0 for any time.
+    """
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -410,8 +419,9 @@ class AssignRank(google.protobuf.message.Message):
         work_dir: builtins.str = ...,
         max_registers: builtins.int = ...,
         owner: builtins.str = ...,
+        command_limit_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "command_limit_s", b"command_limit_s", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

@@ -276,6 +276,7 @@ class Hub:
             ],
             trace=session.trace,
             window=session.window,
+            command_limit_s=self.cluster.limits.of(session).command_limit_s,
         )
 
     def _find_route(self, session: int, node: str) -> None:

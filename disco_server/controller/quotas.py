@@ -29,6 +29,7 @@ def limits_of(config: ControllerConfig) -> SessionLimits:
         slots=config.max_client_slots,
         session_limit_s=config.session_limit_s,
         idle_limit_s=config.idle_limit_s,
+        command_limit_s=config.command_limit_s,
         priority=Priority[config.client_priority.upper()],
     )
     return SessionLimits(

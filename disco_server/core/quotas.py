@@ -35,6 +35,7 @@ class Quota:
         slots: How many slots its sessions may hold at a time; 0 for any number.
         session_limit_s: How long a session may hold its slots, in seconds; 0 for ever.
         idle_limit_s: How long a client that is connected may do nothing; 0 for ever.
+        command_limit_s: How long a command of a session that begins now may take; 0 for any time.
         priority: The highest class of its sessions in the queue.
     """
 
@@ -42,6 +43,7 @@ class Quota:
     slots: int = 0
     session_limit_s: float = 0.0
     idle_limit_s: float = 0.0
+    command_limit_s: float = 0.0
     priority: Priority = Priority.NORMAL
 
 
@@ -50,6 +52,7 @@ _SETTINGS: Final = {
     "slots": "--max-client-slots",
     "session_limit_s": "--session-limit",
     "idle_limit_s": "--idle-limit",
+    "command_limit_s": "--command-limit",
     "priority": "--client-priority",
 }
 """The option of the controller for owners that no table of the file names."""
@@ -190,6 +193,7 @@ _READERS: Final[Mapping[str, Callable[[object, str], object]]] = {
     "slots": whole(0, MOST_SESSIONS),
     "session_limit_s": read_limit,
     "idle_limit_s": read_limit,
+    "command_limit_s": read_limit,
     "priority": _read_priority,
 }
 

@@ -72,5 +72,7 @@ class Assignments:
             with_gpus=any(name != "cpu" for node in start.nodes for name in node.devices),
         )
         assign.MergeFrom(self._rules)
+        limits = start.command_limit_s, self._rules.command_limit_s
+        assign.command_limit_s = min((each for each in limits if each > 0), default=0.0)
         kind = EnvelopeKind.ASSIGN
         return frame(envelope(kind, assign.SerializeToString(), session=self._session))

@@ -177,16 +177,25 @@ _MAX_REPLY_BYTES = 32 << 20
 
 
 class Executor:
-    """Runs one rank's commands; exactly one thread uses it."""
+    """Runs one rank's commands; exactly one thread uses it.
 
-    def __init__(self, worker: Worker, sink: ReplySink) -> None:
+    Args:
+        worker: The rank.
+        sink: Takes its answers.
+        longest_s: How long a command may take, in seconds; 0 for any time.
+
+    Raises:
+        RuntimeError: The system starts no thread that would watch that.
+    """
+
+    def __init__(self, worker: Worker, sink: ReplySink, longest_s: float = 0.0) -> None:
         self._worker = worker
         self._sink = sink
         self._porter = DevicePorter(worker, sink.porter)
         self._live = sink.live
         self._flight = worker.flight
         self._guard = worker.guard
-        self._limits = CommandLimits(worker.guard)
+        self._limits = CommandLimits(worker.guard, longest_s)
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
         worker.guard.cancelled = worker.flight.cancelled

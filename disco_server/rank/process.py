@@ -244,7 +244,7 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
     worker = _assigned(port, received.session, assign, flight)
     worker.audit, worker.guard = port.audit, port.guard
     set_current_worker(worker)
-    executor = Executor(worker, port)
+    executor = Executor(worker, port, assign.command_limit_s)
     port.send(EnvelopeKind.ASSIGNED)
     while not executor.stopped:
         # Peers may wait for this rank's refusal, which needs calls of `poll`.

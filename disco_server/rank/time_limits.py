@@ -19,6 +19,16 @@ __all__ = ["CommandLimits", "TimeLimitPassed"]
 _IDLE_S = 1.0
 """How long the thread that watches waits for another command with a limit."""
 
+_LOOKS = 4
+"""How often, or oftener, the thread that watches all commands looks in the time of their limit."""
+
+_LEAST_S, _MOST_S = 0.01, 1.0
+"""How long that thread waits between two looks."""
+
+_OPERATORS = ", which the cluster sets (--command-limit)"
+
+_NONE = -1
+"""No command."""
 
 _RAISING = CallGuard.__module__
 
@@ -30,21 +40,31 @@ class TimeLimitPassed(Exception):
 class CommandLimits:
     """Ends the command that a rank executes when its limit has passed.
 
-    A thread watches, which is there while commands have limits. It cancels the command, as the
+    A thread watches, which is there while commands have limits of the program's. Where the
+    operator of the cluster limits all commands, another one looks now and then at which command
+    is executed, so that commands themselves do nothing for it. They cancel the command, as the
     program could, and the rank reports that as a failure.
 
     Args:
         guard: The rank's.
+        longest_s: How long any command may take, in seconds; 0 for any time.
+
+    Raises:
+        RuntimeError: The system starts no thread that would watch all commands.
     """
 
-    def __init__(self, guard: CallGuard) -> None:
+    def __init__(self, guard: CallGuard, longest_s: float = 0.0) -> None:
         self._guard = guard
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # When a command is to end, its number, and its limit.
         self._due: tuple[float, int, float] | None = None
         self._wakes_at = 0.0
-        self._passed = -1, 0.0
+        # The command that was ended last, its limit, and what is said of that.
+        self._passed = _NONE, 0.0, ""
+        if longest_s > 0:
+            watch, name = self._watch_all, "disco-limits"
+            threading.Thread(target=watch, args=(longest_s,), name=name, daemon=True).start()
 
     def begin(self, seq: int, seconds: float) -> None:
         """Limits the command that is executed now.
@@ -78,10 +98,10 @@ class CommandLimits:
             seq: The command.
             ended: What was raised in it, which says where it was.
         """
-        last, seconds = self._passed
+        last, seconds, whose = self._passed
         if last != seq:
             return None
-        error = TimeLimitPassed(f"the command took longer than its limit of {seconds:g} s")
+        error = TimeLimitPassed(f"the command took longer than its limit of {seconds:g} s{whose}")
         return error.with_traceback(_before_signals(ended.__traceback__))
 
     def _watch(self) -> None:
@@ -103,8 +123,24 @@ class CommandLimits:
                 self._wakes_at = now + left
                 self._changed.wait(min(left, _IDLE_S))
 
-    def _end(self, seq: int, seconds: float) -> None:
-        self._passed = seq, seconds
+    def _watch_all(self, longest_s: float) -> None:
+        guard, clock = self._guard, threading.Event()
+        pause = min(max(longest_s / _LOOKS, _LEAST_S), _MOST_S)
+        seen, due = _NONE, math.inf
+        while True:
+            now = monotonic()
+            # While the rank waits for an array of the program's, it does not call.
+            executed = guard.position if guard.calling else _NONE
+            if executed != seen:
+                seen, due = executed, math.inf if executed == _NONE else now + longest_s
+            elif now >= due:
+                self._end(seen, longest_s, _OPERATORS)
+                due = now + AGAIN_S
+            clock.wait(min(pause, max(due - now, _LEAST_S)))
+
+    def _end(self, seq: int, seconds: float, whose: str = "") -> None:
+        if self._passed[0] != seq:  # otherwise another limit has passed before
+            self._passed = seq, seconds, whose
         self._guard.cancelled[seq & SLOT_MASK] = seq
         self._guard.wake()
 

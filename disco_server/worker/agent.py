@@ -303,6 +303,7 @@ def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignR
         module_cache=str(cache or ""),
         module_cache_bytes=config.module_cache_mib << 20,
         max_registers=config.max_registers,
+        command_limit_s=config.command_limit_s,
     )
 
 
