@@ -100,7 +100,8 @@ all. So ranks that wait for each other in several channels, as around a ring, re
 
 What it cannot detect: a rank that goes past a collective without failing and stays
 idle. Its peers wait until it reaches another collective of that channel (mismatch)
-or fails; likewise ranks that enter two channels in different orders.
+or fails; where all commands have a limit, until it has been idle for longer than that
+(`GonePast` of `rank.time_limits`). Likewise ranks that enter two channels in different orders.
 
 A pending token costs nothing until its peers come, but the rank must test whether
 it completed while it could matter: it does while some peer's floor, as far as it

@@ -103,6 +103,10 @@ class RankPort:
         """Waits for so long; whether there is an envelope, or the end, to read."""
         return bool(self._frames) or self._readable(seconds * 1000)
 
+    def is_silent(self, seconds: float) -> bool:
+        """Waits for so long; whether there is nothing to read. At first it waits as `next` does."""
+        return not (self._frames or self._look_often() or self._readable(seconds * 1000))
+
     def _readable(self, milliseconds: float | None) -> bool:
         """Waits for so long, None without an end; whether there is something to read.
 
@@ -147,13 +151,17 @@ class RankPort:
         """The next descriptor that has come; None for one that was lost on its way."""
         return self._reader.fds.popleft()
 
-    def _receive(self) -> deque[bytes] | None:
-        """Waits for frames; where a request was just answered, it polls at first."""
+    def _look_often(self) -> bool:
+        """Polls for a moment where a request was just answered; whether there is one to read."""
         looks, self._answered = _LOOKS if self._answered else 0, False
         while looks and not self._readable(0):
             looks -= 1
             os.sched_yield()
-        if not looks:
+        return looks > 0
+
+    def _receive(self) -> deque[bytes] | None:
+        """Waits for frames; where a request was just answered, it polls at first."""
+        if not self._look_often():
             self._readable(None)
         while True:
             try:

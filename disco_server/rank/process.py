@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
 import resource
 import signal
@@ -25,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from disco_client.clock import LONGEST_S
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind
 from disco_client.wire.values import Device
@@ -42,10 +44,12 @@ from disco_server.observe.stacks import open_flight
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.port import DaemonGone, RankPort
+from disco_server.rank.time_limits import GonePast
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 from disco_server.settings import INIT_TIMEOUT_S
 
 if TYPE_CHECKING:
+    from disco_client.wire.codec import EncodedEnvelope
     from disco_server.collectives.process_groups import ProcessGroups
     from disco_server.config import WorkerConfig
     from disco_server.observe.flight import FlightRecorder
@@ -149,7 +153,7 @@ def keep_freed_memory() -> bool:
 
 
 _POLL_S = 0.001
-_LONGEST_S = 600.0
+_ID_S = 600.0
 """How long a unique id may take where ranks that open a communicator have no limit."""
 _NO_MEMORY = 71
 """The exit status where memory ran out between commands: EX_OSERR of sysexits.h."""
@@ -192,7 +196,7 @@ def _assigned(
         local_rank=assign.local_rank,
         host=assign.host_id or socket.gethostname(),
         end_process=end_process,
-        ids=RendezvousIds(port.put_key, port.get_key, lambda: INIT_TIMEOUT_S.value() or _LONGEST_S)
+        ids=RendezvousIds(port.put_key, port.get_key, lambda: INIT_TIMEOUT_S.value() or _ID_S)
         if port.has_daemon
         else None,
     )
@@ -235,6 +239,20 @@ def _warn_of_shortage(assign: node_pb2.AssignRank) -> None:
         sys.stderr.flush()
 
 
+def _next(
+    port: RankPort, worker: Worker, executor: Executor, behind: GonePast | None
+) -> EncodedEnvelope | None:
+    """Waits for the next envelope, and does meanwhile what peers may wait for."""
+    while True:
+        # Peers may wait for this rank's refusal, which needs calls of `poll`.
+        busy = worker.poll()
+        left = behind.look(executor.seq) if behind is not None else math.inf
+        if port.wait(_POLL_S) if busy else left == math.inf:
+            return port.next()
+        if not busy and not port.is_silent(min(left, LONGEST_S)):
+            return port.next()
+
+
 def _serve(port: RankPort, flight: FlightRecorder) -> None:
     received = port.next()
     while received is None or received.kind != EnvelopeKind.ASSIGN:
@@ -244,13 +262,12 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
     worker = _assigned(port, received.session, assign, flight)
     worker.audit, worker.guard = port.audit, port.guard
     set_current_worker(worker)
-    executor = Executor(worker, port, assign.command_limit_s)
+    longest_s = assign.command_limit_s
+    executor = Executor(worker, port, longest_s)
+    behind = GonePast(worker.cannot_enter, longest_s) if longest_s > 0 else None
     port.send(EnvelopeKind.ASSIGNED)
     while not executor.stopped:
-        # Peers may wait for this rank's refusal, which needs calls of `poll`.
-        while worker.poll() and not port.wait(_POLL_S):
-            pass
-        received = port.next()
+        received = _next(port, worker, executor, behind)
         if received is None:
             executor.settle()
             port.say_progress(executor.seq)

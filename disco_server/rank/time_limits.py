@@ -11,10 +11,11 @@ from disco_server.observe.flight import SLOT_MASK
 from disco_server.rank.signals import AGAIN_S, CallGuard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 
-__all__ = ["CommandLimits", "TimeLimitPassed"]
+__all__ = ["CommandLimits", "GonePast", "TimeLimitPassed"]
 
 _IDLE_S = 1.0
 """How long the thread that watches waits for another command with a limit."""
@@ -24,6 +25,9 @@ _LOOKS = 4
 
 _LEAST_S, _MOST_S = 0.01, 1.0
 """How long that thread waits between two looks."""
+
+_BEHIND_S = 2 * _MOST_S
+"""How much later than the limit of commands a rank tells what it has gone past."""
 
 _OPERATORS = ", which the cluster sets (--command-limit)"
 
@@ -143,6 +147,46 @@ class CommandLimits:
             self._passed = seq, seconds, whose
         self._guard.cancelled[seq & SLOT_MASK] = seq
         self._guard.wake()
+
+
+class GonePast:
+    """Tells the peers which commands this rank has executed, where commands have a limit.
+
+    A peer that has entered a collective cannot take that back: if its limit passes, it waits until
+    it knows that this rank never comes. That costs each channel a round, so it is told when the
+    limit of the peer should have passed, and not after each command.
+
+    Args:
+        tell: Says that this rank is done with a command, and all before it.
+        longest_s: How long any command may take, in seconds.
+    """
+
+    def __init__(self, tell: Callable[[int], object], longest_s: float) -> None:
+        self._tell = tell
+        self._after_s = longest_s + _BEHIND_S
+        self._seq = 0
+        self._due = self._latest = math.inf
+
+    def look(self, seq: int) -> float:
+        """Tells it if it is time; to be called between commands.
+
+        Args:
+            seq: The last command that was executed.
+
+        Returns:
+            In how many seconds to call it again, if no command comes before.
+        """
+        now = monotonic()
+        if seq != self._seq:
+            self._seq, self._due = seq, now + self._after_s
+            # A rank that is given something to do again and again tells it too.
+            self._latest = min(self._latest, now + 2 * self._after_s)
+        left = min(self._due, self._latest) - now
+        if left > 0:
+            return left
+        self._due = self._latest = math.inf
+        self._tell(seq)
+        return 0.0
 
 
 def _before_signals(trace: TracebackType | None) -> TracebackType | None:
