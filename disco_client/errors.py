@@ -752,7 +752,8 @@ class Interrupted(RemoteError):
 class TimeLimit(Interrupted):
     """The command took longer than its limit; see ``Session.limit``.
 
-    The report of the worker says where it was then.
+    The limit is the program's, or one that the operator of the cluster has set, as the message
+    then says. The report of the worker says where it was then.
 
     Examples:
         >>> import disco_server

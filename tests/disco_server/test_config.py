@@ -151,6 +151,16 @@ def test_a_duration_is_a_number_of_seconds_above_zero(value):
         ControllerConfig(drain_s=value)
 
 
+@pytest.mark.parametrize("value", [-1, "soon", float("nan"), float("inf"), True, None])
+@pytest.mark.parametrize("kind", [ControllerConfig, WorkerConfig])
+def test_a_limit_is_a_number_of_seconds_or_none_at_all(kind, value):
+    """Of either daemon; zero is none."""
+    assert kind().command_limit_s == kind(command_limit_s=0).command_limit_s == 0
+    assert kind(command_limit_s="1.5").command_limit_s == 1.5
+    with pytest.raises(ConfigError, match="command_limit_s: expected a number of seconds, or 0"):
+        kind(command_limit_s=value)
+
+
 def test_a_node_lease_spans_two_heartbeats():
     """A lease that one late heartbeat could end is refused."""
     assert ControllerConfig(node_lease_s=4.0, heartbeat_s=2.0).node_lease_s == 4.0

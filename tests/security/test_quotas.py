@@ -323,6 +323,31 @@ def test_a_client_that_does_nothing_is_ended_and_one_whose_ranks_work_is_not(
     ]
 
 
+def test_commands_of_one_owner_have_a_limit_of_their_own(tokened, connect, eventually, tmp_path):
+    """It holds for sessions that begin while the file says so; others have that of all."""
+    file = tmp_path / "quotas.toml"
+    file.write_text("[owner.alice]\ncommand_limit_s = 1\n[owner.bob]\ncommand_limit_s = 0\n")
+    controller = tokened.start("--command-limit", 600, "--quota-file", file, slots=3)
+    limited, free = (
+        connect(controller.address, **tokened.shown(owner)) for owner in ("alice", "bob")
+    )
+    for session in (limited, free):
+        session.import_python_module(FUNCTIONS)
+    answer = free.get_global_func("tests.sleep")(3.0)
+    sleep = limited.get_global_func("tests.sleep")
+    with pytest.raises(errors.TimeLimit, match="limit of 1 s, which the cluster sets"):
+        sleep(600.0).get()
+    assert answer.get() is None
+    file.write_text("[owner.alice]\ncommand_limit_s = 2\n")
+    eventually(lambda: tokened.events().count("quotas read") == 2, what="the file to be read")
+    with pytest.raises(errors.TimeLimit, match="limit of 1 s"):
+        sleep(600.0).get()
+    later = connect(controller.address, **tokened.shown("alice"))
+    later.import_python_module(FUNCTIONS)
+    with pytest.raises(errors.TimeLimit, match="limit of 2 s"):
+        later.get_global_func("tests.sleep")(600.0).get()
+
+
 def test_the_length_goes_on_when_the_controller_is_started_again(tokened, connect):
     """Its node says how long the session has run."""
     limit = ("--session-limit", "9", "--limit-warning", "1")

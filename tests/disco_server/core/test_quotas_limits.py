@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from disco_client.errors import ConfigError
@@ -103,12 +105,13 @@ def test_a_file_of_quotas_has_what_single_owners_may_have():
     ["owner"."ben of b"]
     session_limit_s = 3600
     idle_limit_s = 0
+    command_limit_s = 600
     sessions = 1
     """
-    usual = Quota(sessions=7, idle_limit_s=60.0)
+    usual = Quota(sessions=7, idle_limit_s=60.0, command_limit_s=5.0)
     assert read_quotas(text, "file", usual) == {
-        "ann": Quota(sessions=7, slots=16, idle_limit_s=60.0, priority=Priority.HIGH),
-        "ben of b": Quota(sessions=1, session_limit_s=3600.0),
+        "ann": replace(usual, slots=16, priority=Priority.HIGH),
+        "ben of b": Quota(sessions=1, session_limit_s=3600.0, command_limit_s=600.0),
     }
     assert read_quotas("", "file", usual) == {}
 
@@ -126,6 +129,7 @@ def test_a_file_of_quotas_has_what_single_owners_may_have():
         ("[owner.ann]\nsessions = 0", "whole number from 1"),
         ("[owner.ann]\nidle_limit_s = inf", "number of seconds, or 0"),
         ("[owner.ann]\nsession_limit_s = 'a day'", "number of seconds, or 0"),
+        ("[owner.ann]\ncommand_limit_s = -1", r"\[owner.ann\] command_limit_s: expected a number"),
         ("[owner.ann]\npriority = 'urgent'", "one of low, normal, high"),
         ('[owner."a\\u200bnn"]', "the name of a token or certificate"),
     ],

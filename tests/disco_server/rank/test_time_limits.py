@@ -7,6 +7,9 @@ import threading
 import pytest
 
 import disco_client
+from disco_server.rank.executor import Executor
+from disco_server.rank.worker import Worker
+from fakes import Replies
 
 
 def test_a_worker_that_cannot_watch_fails_the_command_alone(monkeypatch):
@@ -31,3 +34,16 @@ def test_a_worker_that_cannot_watch_fails_the_command_alone(monkeypatch):
         monkeypatch.undo()
         assert add(1, 2).get() == 3
         assert add.limit(60)(1, 2).get() == 3
+
+
+def test_a_rank_that_cannot_watch_all_commands_executes_none(monkeypatch):
+    """What the operator has limited does not run without its limit."""
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    worker = Worker(0, 1, 1, open_groups=None)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Executor(worker, Replies(), 60.0)
+    Executor(worker, Replies())
