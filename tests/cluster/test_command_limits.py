@@ -89,7 +89,9 @@ def test_collectives_that_wait_end_on_all_workers(session):
                     ref.debug_get_from_remote(worker)
                 except (errors.TimeLimit, errors.CollectiveAborted) as error:
                     ended.append(type(error))
-            assert errors.TimeLimit in ended
+            # That one worker has gone past it may be known before the limit passes.
+            assert ended
+            assert errors.TimeLimit in ended or name == "interrupt.waits_for_nobody"
             assert goes_on(session)
 
 
