@@ -22,8 +22,10 @@ For a rank with a call in command H:
 
 A rank with a token determines whether a peer might still wait for it. Each header says
 how far its rank is: its *floor*, the first command in which that rank can enter
-anything later, is H for a call of H and seq + 1 for a token. If some floor is not
-beyond the last command that this rank failed, it posts a token again; so it does
+anything later, is H for a call of H and seq + 1 for a token. The floor of a token holds for
+its channel only: a rank whose command was interrupted posts tokens in all other channels
+while it waits in one with a call. If some floor is not beyond the last command that this
+rank failed, or its own token was older than that, it posts a token again; so it does
 if a call of a command came that it passed for any other reason. A rank that wants
 to enter a collective first lets its pending token complete, as often as it takes.
 
@@ -273,6 +275,8 @@ class Channel:
         seq: The command `nth` counts in.
         nth: How many collectives of that command were entered here.
         entered: How many collectives of all commands were.
+        floors: The floor of each rank by its tokens here. They say nothing of other channels, in
+            one of which the rank may still wait with a call.
     """
 
     members: tuple[int, ...]
@@ -282,6 +286,7 @@ class Channel:
     seq: int = -1
     nth: int = 0
     entered: int = 0
+    floors: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class CommandPosition(Protocol):
@@ -410,11 +415,8 @@ class Preflight:
             seq, worker = self._blame
             return Decision(Outcome.ABORTED, (worker if seq == self.position else self.me,))
         if not posted:
-            while channel.pending:
-                yield from self._wait(channel)
-                self._finish_token(channel, self.position - 1)
+            yield from self._let_pass(channel)
             if self.cannot_come:  # it was interrupted meanwhile
-                self.cannot_enter(self.position)
                 return Decision(Outcome.ABORTED, (self.me,))
         mine = RoundHeader._make(_LAYOUT.unpack_from(header))
         while True:
@@ -497,6 +499,21 @@ class Preflight:
             yield
             self._serve(channel, self.position - 1)
 
+    def _let_pass(self, channel: Channel) -> Iterator[None]:
+        """Waits until a pending token is complete; or the command is interrupted.
+
+        Nobody waits for a call of this rank then, so the token may stay where it is.
+        """
+        while channel.pending:
+            if channel.exchange.test():
+                self._finish_token(channel, self.position - 1)
+            elif self._gives_way():
+                self.cannot_enter(self.position)
+                return
+            else:
+                yield
+                self._serve(channel, self.position - 1)
+
     def _gives_way(self) -> bool:
         """Whether the program has interrupted the command, and peers do not know that yet."""
         progress = self.progress
@@ -512,8 +529,10 @@ class Preflight:
         channel.pending = False
         for worker, header in self._read(channel):
             if worker == self.me:
-                continue
-            if header.floor <= self.failed or (header.call and header.seq <= passed):
+                again = header.seq < self.failed  # the others do not know yet
+            else:
+                again = header.floor <= self.failed or (header.call and header.seq <= passed)
+            if again:
                 self._post_token(channel, passed)
                 return
 
@@ -525,8 +544,9 @@ class Preflight:
         found = map(RoundHeader._make, _LAYOUT.iter_unpack(channel.exchange.headers()))
         headers = list(zip(channel.members, found, strict=True))
         for worker, header in headers:
-            if header.floor > self._floors.get(worker, -1):
-                self._floors[worker] = header.floor
+            floors = self._floors if header.call else channel.floors
+            if header.floor > floors.get(worker, -1):
+                floors[worker] = header.floor
         return headers
 
     def _look_around(self) -> None:
@@ -536,12 +556,10 @@ class Preflight:
             for worker in channel.members:
                 if channel.ran > floors.get(worker, -1):
                     floors[worker] = channel.ran
-        late = {
-            worker
-            for channel in self.channels
-            for worker in channel.members
-            if worker != self.me and floors.get(worker, -1) <= self.failed
-        }
         self.busy = any(
-            channel.pending and not late.isdisjoint(channel.members) for channel in self.channels
+            max(floors.get(worker, -1), channel.floors.get(worker, -1)) <= self.failed
+            for channel in self.channels
+            if channel.pending
+            for worker in channel.members
+            if worker != self.me
         )

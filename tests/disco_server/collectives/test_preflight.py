@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
@@ -512,6 +513,43 @@ def interrupted(
     progress.position = last + 1
     rank.preflight.cannot_enter(last)
     rank.decisions[last + 1, 0] = yield from rank.enter(rank.channels[0])
+
+
+TIMES = st.tuples(*[st.lists(st.integers(0, 12), min_size=4, max_size=4) for _ in range(RANKS)])
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(st.tuples(PLAN, PLAN, PLAN, PLAN), TIMES, st.integers(1, 15), st.integers(0, 2**32))
+def test_ranks_whose_limits_pass_release_each_other(plans, late, limit: int, seed: int):
+    """Each rank ends each command for itself, and looks at no channel when it is not busy."""
+    ranks = make_ranks()
+    last = max(map(len, plans))
+    for rank in ranks:
+        rank.preflight.progress = Progress()
+    steps = {
+        rank.rank: limited(rank, plan, last, waits, limit)
+        for rank, plan, waits in zip(ranks, plans, late, strict=True)
+    }
+    run_all(steps, ranks, seed)
+    assert all(rank.preflight.position == last for rank in ranks)
+
+
+def limited(
+    rank: Rank, plan: list[list[int]], last: int, late: list[int], limit: int
+) -> Generator[None, None, None]:
+    """Runs a plan in which each command begins late, and ends after so many steps."""
+    progress = rank.preflight.progress
+    assert isinstance(progress, Progress)
+    for seq in range(1, last + 1):
+        progress.position = seq
+        wait = itertools.repeat(None, late[seq - 1])
+        command = plan[seq - 1] if seq <= len(plan) else []
+        calls = run_interrupted(rank, command, seq, catches=False)
+        for taken, _ in enumerate(itertools.chain(wait, calls)):
+            if taken >= limit:
+                progress.until = seq
+            yield
+        rank.preflight.cannot_enter(seq)
 
 
 def run_interrupted(
