@@ -25,7 +25,7 @@ from disco_soak.program import Run, SoakProgram, WrongResult, same
 if TYPE_CHECKING:
     from disco_client import DRef, RefFuture
 
-__all__ = ["GivingUp", "InterruptedSpan", "not_ended"]
+__all__ = ["GivingUp", "InterruptWindow", "not_ended"]
 
 _LOG = "given up"
 _TOLD = "told to fail"
@@ -54,7 +54,7 @@ _OF_LIMITS: _Kinds = (errors.TimeLimit, errors.CollectiveAborted)
 
 
 @dataclass(eq=False)
-class _Issued:
+class _IssuedCommand:
     """A command, and what it has to give.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Issued:
     ref: DRef
     right: Any
     number: int = 0
-    reads: _Issued | None = None
+    reads: _IssuedCommand | None = None
     kept: bool = True
 
 
@@ -84,61 +84,76 @@ class _Requests:
         self._program, self._chance = program, chance
         session = program.session
         self._note_within = session.get_global_func("soak.note_within")
+        self._note_late = session.get_global_func("soak.note_late")
         self._sum_late = session.get_global_func("soak.sum_late")
         with session.capture("soak: notes a number") as self._captured:
             number, seconds = self._captured.input("number"), self._captured.input("seconds")
             self._captured.output(self._note_within(number, _LOG, seconds))
 
-    def some(self, longest: float = _PAUSE_S, most: int = _MANY) -> list[_Issued]:
+    def some(self, longest: float = _PAUSE_S, most: int = _MANY) -> list[_IssuedCommand]:
         """Issues some, of which none takes longer than so many seconds."""
-        kinds = (self._noted, self.noted_within, self.run, self._sum, self.summed_late)
+        kinds = (
+            self._noted,
+            self._noted_late,
+            self.noted_within,
+            self.run,
+            self._sum,
+            self.summed_late,
+        )
         return [
             each
             for _ in range(self._chance.randint(1, most))
             for each in self._chance.choice(kinds)(self._chance.random() * longest)
         ]
 
-    def endless(self) -> list[_Issued]:
+    def endless(self) -> list[_IssuedCommand]:
         """Issues one that would take for ever, on all workers or on one."""
         kinds = (self.noted_within, self.run, self.summed_late)
         return self._chance.choice(kinds)(_FOR_EVER_S)
 
-    def _noted(self, _seconds: float) -> list[_Issued]:
+    def _noted(self, _seconds: float) -> list[_IssuedCommand]:
         number, ref = self._program.note_beside(_LOG)
-        return [_Issued(ref, number, number)]
+        return [_IssuedCommand(ref, number, number)]
 
-    def noted_within(self, seconds: float) -> list[_Issued]:
+    def _noted_late(self, seconds: float) -> list[_IssuedCommand]:
+        number = self._program.number_beside(_LOG)
+        late = self._chance.randrange(self._program.session.num_workers)
+        return [_IssuedCommand(self._note_late(number, _LOG, late, seconds), number, number)]
+
+    def noted_within(self, seconds: float) -> list[_IssuedCommand]:
         """Issues a function that takes so long."""
         number = self._program.number_beside(_LOG)
-        return [_Issued(self._note_within(number, _LOG, seconds), number, number)]
+        return [_IssuedCommand(self._note_within(number, _LOG, seconds), number, number)]
 
-    def run(self, seconds: float) -> list[_Issued]:
+    def run(self, seconds: float) -> list[_IssuedCommand]:
         """Issues a run of a captured program that takes so long."""
         number = self._program.number_beside(_LOG)
-        return [_Issued(self._captured(number, seconds), number, number)]
+        return [_IssuedCommand(self._captured(number, seconds), number, number)]
 
-    def _sum(self, _seconds: float) -> list[_Issued]:
+    def _sum(self, _seconds: float) -> list[_IssuedCommand]:
         session, number = self._program.session, self._chance.randrange(100)
         array = np.full(self._chance.choice((3, 40_000)), number)
-        source = _Issued(session.broadcast(array), array)
-        total = _Issued(session.allreduce(source.ref), array * session.num_workers, reads=source)
+        source = _IssuedCommand(session.broadcast(array), array)
+        total = _IssuedCommand(
+            session.allreduce(source.ref), array * session.num_workers, reads=source
+        )
         return [source, total]
 
-    def summed_late(self, seconds: float) -> list[_Issued]:
+    def summed_late(self, seconds: float) -> list[_IssuedCommand]:
         """Issues a collective for which one worker is so late."""
         workers = self._program.session.num_workers
         number, late = self._chance.randrange(100), self._chance.randrange(workers)
-        return [_Issued(self._sum_late(number, late, seconds), np.full(2, number * workers))]
+        return [_IssuedCommand(self._sum_late(number, late, seconds), np.full(2, number * workers))]
 
-    def limited(self, limit: float, seconds: float) -> list[_Issued]:
+    def limited(self, limit: float, seconds: float) -> list[_IssuedCommand]:
         """Issues a function that takes so long and has a limit of its own."""
         number = self._program.number_beside(_LOG)
         ref = self._note_within.limit(limit)(number, _LOG, seconds)
-        return [_Issued(ref, number, number)]
+        return [_IssuedCommand(ref, number, number)]
 
 
 @dataclass
-class InterruptedSpan:
+class InterruptWindow:
     """When an interrupt came, by the numbers of the program's log.
 
     Attributes:
@@ -167,7 +182,7 @@ class _Interrupting:
         self._program = program
         self._chance = random.Random(seed)  # noqa: S311  (no secret)
         self._over = threading.Event()
-        self.windows: list[InterruptedSpan] = []
+        self.windows: list[InterruptWindow] = []
 
     def __enter__(self) -> Self:
         self._thread = in_thread(self._run)
@@ -184,7 +199,7 @@ class _Interrupting:
 
     def _interrupt(self) -> None:
         program = self._program
-        window = InterruptedSpan(program.issued - 1, 0)  # it is counted just before it is issued
+        window = InterruptWindow(program.issued - 1, 0)  # it is counted just before it is issued
         late = program.session.interrupt(grace=_GRACE_S)
         window.last = program.issued
         self.windows.append(window)
@@ -218,7 +233,7 @@ class GivingUp:
         self._program, self._chance, self._until = program, chance, until
         self.counts: Counter[str] = Counter()
         self._recovered = self._told = 0
-        self._cancels: dict[str, Callable[[_Requests], tuple[int, list[_Issued]]]] = {
+        self._cancels: dict[str, Callable[[_Requests], tuple[int, list[_IssuedCommand]]]] = {
             "blocks left by an exception": self._leave_block,
             "block.cancel()": self._cancel_block,
             "ref.cancel()": self._cancel_refs,
@@ -251,7 +266,7 @@ class GivingUp:
             WrongResult: More is missing than interrupts explain, or something else.
             errors.DiscoError: Something failed for which they are no cause.
         """
-        requests, asked, before = self._begin(), list[_Issued](), self._program.issued
+        requests, asked, before = self._begin(), list[_IssuedCommand](), self._program.issued
 
         def act() -> None:
             try:
@@ -303,7 +318,7 @@ class GivingUp:
             else:
                 return
 
-    def _explain(self, before: int, windows: Sequence[InterruptedSpan]) -> int:
+    def _explain(self, before: int, windows: Sequence[InterruptWindow]) -> int:
         """Finds out what is missing of the program's own log; returns how many numbers.
 
         On each worker an interrupt leaves a run of them out, or none. Where that begins depends on
@@ -357,8 +372,8 @@ class GivingUp:
             msg = f"commands were cancelled, and these failures left: {session.failures().last}"
             raise WrongResult(msg)
 
-    def _leave_block(self, requests: _Requests) -> tuple[int, list[_Issued]]:
-        session, asked = self._program.session, list[_Issued]()
+    def _leave_block(self, requests: _Requests) -> tuple[int, list[_IssuedCommand]]:
+        session, asked = self._program.session, list[_IssuedCommand]()
         with contextlib.suppress(_Left, errors.DiscoTimeout), session.scope(cancel=True):
             asked += self._some_endless(requests)
             pause = self._pause()
@@ -370,8 +385,8 @@ class GivingUp:
         _give_up(asked, asked)
         return 1, asked
 
-    def _cancel_block(self, requests: _Requests) -> tuple[int, list[_Issued]]:
-        kept = list[_Issued]()
+    def _cancel_block(self, requests: _Requests) -> tuple[int, list[_IssuedCommand]]:
+        kept = list[_IssuedCommand]()
         with self._program.session.scope() as block:
             asked = self._some_endless(requests)
             cancelling = self._in_thread([block.cancel])
@@ -383,7 +398,7 @@ class GivingUp:
         _give_up(asked, asked)
         return 1, asked + kept
 
-    def _cancel_refs(self, requests: _Requests) -> tuple[int, list[_Issued]]:
+    def _cancel_refs(self, requests: _Requests) -> tuple[int, list[_IssuedCommand]]:
         asked, chosen = self._choose(requests)
         cancelling = self._in_thread([each.ref.cancel for each in chosen])
         kept = requests.some(most=_FEW)
@@ -391,7 +406,7 @@ class GivingUp:
         _give_up(chosen, asked)
         return len(chosen), asked + kept
 
-    def _cancel_futures(self, requests: _Requests) -> tuple[int, list[_Issued]]:
+    def _cancel_futures(self, requests: _Requests) -> tuple[int, list[_IssuedCommand]]:
         asked, chosen = self._choose(requests)
         futures = [self._ask(each) for each in chosen]
         cancelling = self._in_thread([future.cancel for future in futures])
@@ -406,15 +421,15 @@ class GivingUp:
                 _check(future.result(), each.right)
         return len(futures), asked + kept
 
-    def _ask(self, asked: _Issued) -> RefFuture:
+    def _ask(self, asked: _IssuedCommand) -> RefFuture:
         return asked.ref.future(self._chance.randrange(self._program.session.num_workers))
 
-    def _some_endless(self, requests: _Requests) -> list[_Issued]:
+    def _some_endless(self, requests: _Requests) -> list[_IssuedCommand]:
         """Issues commands of which one may be endless, as all are given up."""
         some, endless = requests.some(), requests.endless() if self._chance.randrange(2) else []
         return some + endless + requests.some()
 
-    def _choose(self, requests: _Requests) -> tuple[list[_Issued], list[_Issued]]:
+    def _choose(self, requests: _Requests) -> tuple[list[_IssuedCommand], list[_IssuedCommand]]:
         """Issues commands; returns all of them, and those that are to be given up."""
         some, endless, more = requests.some(), requests.endless(), requests.some()
         others = some + more
@@ -475,7 +490,7 @@ class GivingUp:
         self._see_limited(asked, requests.some(most=_FEW), may_be_right=False)
 
     def _about_in_time(self, requests: _Requests) -> None:
-        limit, asked = self._chance.choice(_LIMITS_S[:2]), list[_Issued]()
+        limit, asked = self._chance.choice(_LIMITS_S[:2]), list[_IssuedCommand]()
         kinds = (requests.noted_within, requests.run, requests.summed_late)
         for _ in range(self._chance.randint(1, _FEW)):
             with self._program.session.limit(limit):
@@ -483,7 +498,7 @@ class GivingUp:
         self._see_limited(asked, requests.some(most=_FEW), may_be_right=True)
 
     def _see_limited(
-        self, asked: list[_Issued], kept: list[_Issued], *, may_be_right: bool
+        self, asked: list[_IssuedCommand], kept: list[_IssuedCommand], *, may_be_right: bool
     ) -> None:
         """Makes sure of what has become of commands with a limit, and of others behind them."""
         self._drain(self._is_of_limit)
@@ -507,7 +522,7 @@ class GivingUp:
 
     # What has become of commands ---------------------------------------------------
 
-    def _settle(self, asked: Sequence[_Issued]) -> int:
+    def _settle(self, asked: Sequence[_IssuedCommand]) -> int:
         """Makes sure of all results; returns how many are missing, of those that may be."""
         read = {id(each.reads) for each in asked if each.reads and not each.kept}
         missing = 0
@@ -520,7 +535,7 @@ class GivingUp:
                 missing += self._is_missing(each)
         return missing
 
-    def _is_missing(self, asked: _Issued) -> bool:
+    def _is_missing(self, asked: _IssuedCommand) -> bool:
         """Whether a result that was given up is missing, on all workers; or right, on all."""
         stale = (errors.StaleReference,) if self._has_recovered else ()
         ends = time.monotonic() + _GRACE_S
@@ -538,7 +553,9 @@ class GivingUp:
             self._program.given_up[_LOG].add(asked.number)
         return all(missing)
 
-    def _outcomes(self, asked: _Issued, allowed: _Kinds) -> list[type[errors.RemoteError] | None]:
+    def _outcomes(
+        self, asked: _IssuedCommand, allowed: _Kinds
+    ) -> list[type[errors.RemoteError] | None]:
         """What each worker has of a command: None for the right value, or an error.
 
         Args:
@@ -561,7 +578,7 @@ class GivingUp:
         return found
 
 
-def not_ended(missing: Sequence[Sequence[Run]], windows: Sequence[InterruptedSpan]) -> list[int]:
+def not_ended(missing: Sequence[Sequence[Run]], windows: Sequence[InterruptWindow]) -> list[int]:
     """The ends of what is missing on some worker for which there is no interrupt.
 
     Args:
@@ -575,7 +592,7 @@ def not_ended(missing: Sequence[Sequence[Run]], windows: Sequence[InterruptedSpa
     return ends
 
 
-def _give_up(chosen: Sequence[_Issued], asked: Sequence[_Issued]) -> None:
+def _give_up(chosen: Sequence[_IssuedCommand], asked: Sequence[_IssuedCommand]) -> None:
     """Notes that commands were given up, and those with them that read their results."""
     for each in chosen:
         each.kept = False

@@ -69,6 +69,13 @@ def note_within(number: int, log: str, seconds: float) -> int:
     return number
 
 
+@disco_server.register_func("soak.note_late")
+def note_late(number: int, log: str, worker: int, seconds: float) -> int:
+    """Notes a number, on one worker after so many seconds."""
+    _spin(seconds if disco_server.current_worker().worker_id == worker else 0)
+    return note(number, log)
+
+
 @disco_server.register_func("soak.sum_late")
 def sum_late(number: int, worker: int, seconds: float) -> Any:
     """Sums a number over all workers, of which one comes late."""

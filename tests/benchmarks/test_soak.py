@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import soak
 from disco_soak import cluster, giving_up, program
-from disco_soak.giving_up import InterruptedSpan, not_ended
+from disco_soak.giving_up import InterruptWindow, not_ended
 from disco_soak.habits import Habits, unread_standard_error
 from disco_soak.leaks import Holdings
 from disco_soak.program import SoakProgram, WrongResult
@@ -148,7 +148,7 @@ def test_a_program_that_gives_commands_up_goes_on(kind):
 
 def test_an_interrupt_ends_at_one_number_on_all_workers():
     """Where it begins may differ; a second end, or one at another time, has no cause."""
-    windows = [InterruptedSpan(4, 9), InterruptedSpan(8, 20)]
+    windows = [InterruptWindow(4, 9), InterruptWindow(8, 20)]
     assert not_ended([[], [(3, 7)], [(7, 7)]], windows) == []
     assert not_ended([[(3, 7), (9, 12)], [(2, 12)]], windows) == []
     assert not_ended([[(3, 7)], [(3, 6)]], windows) == [7]

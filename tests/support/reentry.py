@@ -30,6 +30,7 @@ import numpy as np
 import disco_client as di
 from disco_client import outside_interrupts
 from disco_client.locks import unordered
+from disco_server.rank.signals import CommandInterrupted
 
 __all__ = [
     "Finalizing",
@@ -144,7 +145,8 @@ def _stderr() -> Any:
 
 def _is_harmless(error: BaseException) -> bool:
     """Whether an error in a finalizer is an interruption, or tells of what one has left to it."""
-    return isinstance(error, (Interruption, KeyboardInterrupt, di.Reentered, ResourceWarning))
+    kinds = (Interruption, KeyboardInterrupt, CommandInterrupted, di.Reentered, ResourceWarning)
+    return isinstance(error, kinds)
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
