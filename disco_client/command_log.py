@@ -595,7 +595,7 @@ class CommandLog:
             batches = self._batches
             if batches.aside:
                 batches.take_aside()
-            if kills and self.registers.dead and not batches.some_to_send:
+            if kills and self.sender.kills and self.registers.dead and not batches.some_to_send:
                 self._issue_kill()
             batch = batches.next_to_leave()
             if batch is None:

@@ -46,6 +46,7 @@ class SenderWakeup:
         is_held: Says whether what is to be sent next waits until workers have executed more.
         on_wake: Called, if set, before the thread is woken.
         batching: The tasks and threads whose commands leave together at the end of a block.
+        kills: Whether freed registers are reason enough to send, now that the thread is awake.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class SenderWakeup:
         "_queue",
         "batching",
         "is_held",
+        "kills",
         "on_wake",
         "pump",
     )
@@ -71,6 +73,7 @@ class SenderWakeup:
         self._kills_due = False
         self._passed_on = -math.inf
         self.batching: set[Scope] = set()
+        self.kills: bool = True
         self.pump: Pump | None = None
         self.is_held: Callable[[], bool] = lambda: False
         self.on_wake: Callable[[], object] | None = None
@@ -144,6 +147,7 @@ class SenderWakeup:
             return True
         if self._ending.refused is not None:
             return self._batches.some_to_send
+        self.kills = True
         if self.pump is not None and self._linger():
             return True
         self._sleep()
@@ -163,7 +167,8 @@ class SenderWakeup:
             self._awake = True
             with contextlib.suppress(Empty):
                 if self._queue.get(timeout=_LINGER_S):
-                    return True  # something else than commands may have to leave
+                    self.kills = False  # the next command may be about to take them along
+                    return True  # as something else than commands may have to leave
             if self._ending.refused is not None or batches.some_to_send:
                 return True
         self._awake = False

@@ -312,7 +312,9 @@ class ReplayStep:
         return SentBatch(self.first, self.last, self.batch.SerializeToString())
 
 
-def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator[ReplayStep]:
+def split_at_waits(
+    segment: Segment, is_open: Callable[[int], bool], executed: int
+) -> Iterator[ReplayStep]:
     """Cuts commands to be replayed at the points where the program had waited.
 
     Side effects of workers may depend on that. Queries that were answered are not repeated;
@@ -321,6 +323,8 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
     Args:
         segment: The commands.
         is_open: Whether a caller still waits for the answer to a command.
+        executed: Up to this command all have been executed, on all workers. They are not limited
+            again: workers that are slower would lack what the program may have seen.
     """
     whole = EncodedBatch.FromString(bytes(segment.payload))
     piece = ReplayStep(segment.first, 0, EncodedBatch(skipped=whole.skipped))
@@ -330,6 +334,8 @@ def split_at_waits(segment: Segment, is_open: Callable[[int], bool]) -> Iterator
         if isinstance(command, tuple):
             add_to_batch(piece.batch, command, in_column=in_column)
             continue
+        if seq <= executed:
+            command.limit_s = 0.0
         piece.tickets.update(dict.fromkeys(tickets_in(command.args), seq))
         if command.action in _QUESTIONS and not is_open(seq):
             released, by = list(command.released), list(command.workers)

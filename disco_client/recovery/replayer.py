@@ -114,7 +114,7 @@ class Replayer:
     def _send(self, segment: Segment) -> None:
         """Sends some commands, and the arrays that belong to them, at the workers' pace."""
         incarnation = self._incarnation
-        for piece in split_at_waits(segment, self._client.is_open):
+        for piece in split_at_waits(segment, self._client.is_open, self._client.acked):
             with self._changed:
                 incarnation.sent.add(piece.encode())
                 self._last = piece.last

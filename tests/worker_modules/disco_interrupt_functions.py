@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -34,6 +35,15 @@ def spin(seconds, *_others):
 def spin_on(chosen, seconds):
     """Runs Python for so long on one worker."""
     return spin(seconds if _me().worker_id == chosen else 0)
+
+
+@disco_server.register_func("interrupt.slow_again")
+def slow_again(path, seconds):
+    """Takes no time on the first workers that call it, and so long on those that come later."""
+    called = Path(f"{path}.{_me().worker_id}")
+    spin(seconds if called.exists() else 0)
+    called.touch()
+    return _me().worker_id
 
 
 @disco_server.register_func("interrupt.add")

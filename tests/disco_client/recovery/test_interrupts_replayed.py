@@ -245,6 +245,19 @@ def test_what_took_too_long_is_not_done_again(session, call, lose, settled):
         assert settled(ran) == settled(reads) == ["Interrupted"] * 2
 
 
+def test_what_has_kept_its_limit_has_none_when_it_is_repeated(
+    session, call, lose, settled, tmp_path
+):
+    """Other workers may be slower, and the program has seen the result."""
+    with watched(60):
+        with session.limit(2):
+            ran = call("slow_again", str(tmp_path / "called"), 4)
+        session.sync_all()
+        lose(session)
+        assert settled(ran) == [0, 1]
+        session.sync_all()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_cancels_at_any_moment_leave_what_is_right_after_a_loss(session, call, lose, settled, seed):
     """Other workers hold what those before held; what was not cancelled is right."""

@@ -53,7 +53,7 @@ def pieces(journal, *waiting):
     return [
         piece
         for segment in journal.segments
-        for piece in split_at_waits(segment, lambda seq: seq in waiting)
+        for piece in split_at_waits(segment, lambda seq: seq in waiting, executed=0)
     ]
 
 
