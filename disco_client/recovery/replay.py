@@ -123,8 +123,11 @@ class Replaying(Recovering):
     # Interrupts -----------------------------------------------------------------------------
 
     def _may_interrupt(self, incarnation: Incarnation) -> bool:
-        """Whether these workers are past what they do again, the results of which are known."""
-        return super()._may_interrupt(incarnation) and incarnation.complete
+        """Whether these workers are past what all those before had done: that is not interrupted.
+
+        They may repeat more, which the program waits for, and which may never end.
+        """
+        return super()._may_interrupt(incarnation) and incarnation.acked >= self._client.acked
 
     def begin_interrupt(self, key: object, commands: Collection[int]) -> None:
         """Notes that commands are being interrupted: what is not known to be over is not repeated.

@@ -245,6 +245,27 @@ def test_what_took_too_long_is_not_done_again(session, call, lose, settled):
         assert settled(ran) == settled(reads) == ["Interrupted"] * 2
 
 
+@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+def test_what_is_repeated_and_never_ends_is_interrupted(session, call, lose, settled, how):
+    """Where nobody had executed it before; what had been executed is there."""
+    with watched(60):
+        before = call("add", 1, 1, 0)
+        session.sync_all()
+        endless = call("spin", 600)
+        await_start(session, "interrupt.spin")
+        lose(session)
+        await_start(session, "interrupt.spin")
+        if how == "cancel":
+            endless.cancel()
+        else:
+            assert session.interrupt(grace=GRACE_S) == ()
+            with pytest.raises(errors.Interrupted):
+                session.sync_all()
+        assert settled(endless) == ["Interrupted"] * 2
+        assert settled(before) == [2, 2]
+        session.sync_all()
+
+
 def test_what_has_kept_its_limit_has_none_when_it_is_repeated(
     session, call, lose, settled, tmp_path
 ):

@@ -17,14 +17,14 @@ def guard(monkeypatch):
         monkeypatch.setattr(signal, name, getattr(signal, name))
     guard = CallGuard()
     guard.install()
-    before = signal.getsignal(signal.SIGALRM)
+    before = signal.getsignal(signal.SIGUSR1)
 
     def late(_number, _frame):
         raise TimeoutError("it is late")
 
-    signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGUSR1, late)
     yield guard
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGUSR1, before)
 
 
 def interrupted_at(number, function):
@@ -37,7 +37,7 @@ def interrupted_at(number, function):
         if event == "opcode":
             left -= 1
             if left == 0:
-                signal.raise_signal(signal.SIGALRM)
+                signal.raise_signal(signal.SIGUSR1)
         return step
 
     # Python 3.12 traces bytecodes only if a frame wished it before tracing began.
@@ -67,6 +67,6 @@ def test_a_handler_may_raise_at_any_bytecode_of_the_guard(guard, capsys):
         guard.calling = False
         assert (error is not None) is hit
         assert not capsys.readouterr().err
-        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGUSR1)
         assert "while the worker ran no call; it goes on" in capsys.readouterr().err
     assert number > 20
