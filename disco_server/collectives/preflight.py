@@ -75,9 +75,9 @@ above holds for it as if it had existed from the beginning:
   pending there. It would inform ranks that wait in F or earlier; but calls in this channel
   are of M or later, and F < M, because tokens are posted for commands that are over.
   A rank that fails M or anything later posts a token in all channels, this one included.
-- *Floors* are those of ranks, in whatever channel they were seen, so what is known of a
-  rank holds in the new channel as well. `busy` is about pending tokens only, of which a
-  new channel has none.
+- *Floors* of calls are those of ranks, in whatever channel they were seen, so what is known
+  of a rank holds in the new channel as well; those of tokens are of one channel. `busy` is about
+  pending tokens only, of which a new channel has none.
 - *A rank that leaves has it.* A rank leaves after its last command, M among them, so each
   channel is left by all its members.
 
@@ -106,9 +106,10 @@ or fails; where all commands have a limit, until it has been idle for longer tha
 (`GonePast` of `rank.time_limits`). Likewise ranks that enter two channels in different orders.
 
 A pending token costs nothing until its peers come, but the rank must test whether
-it completed while it could matter: it does while some peer's floor, as far as it
-is known from any channel, is not beyond the last failed command. `Preflight.busy`
-says whether there is such a token; only then do waits become polls.
+it completed while it could matter: it does while some peer's floor, as far as it is
+known from tokens of its channel or calls in any, is not beyond the last
+failed command. `Preflight.busy` says whether there is such a token; only then do waits
+become polls.
 """
 
 from __future__ import annotations

@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 from interrupting import await_start
 
 from disco_client import Interrupted, WorkerLost, connect
-from disco_server.cli.main import main
 
 LONG = 600.0
-
-
-@pytest.fixture
-def disco(cluster):
-    """Runs a command on the cluster."""
-
-    def run(*arguments):
-        options = ["--address", cluster.address]
-        return CliRunner().invoke(main, [*arguments, *options], prog_name="disco")
-
-    return run
 
 
 @pytest.mark.parametrize("recover", [None, "replay"])

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-from click.testing import CliRunner
-
 from disco_client import connect
-from disco_server.cli.main import main
-
-
-@pytest.fixture
-def disco(cluster):
-    """Runs a command on the cluster."""
-
-    def run(*arguments):
-        options = ["--address", cluster.address]
-        return CliRunner().invoke(main, [*arguments, *options], prog_name="disco")
-
-    return run
 
 
 def test_equal_stacks_are_shown_once_and_others_by_rank(disco, cluster, eventually):

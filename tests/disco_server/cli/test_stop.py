@@ -5,21 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from click.testing import CliRunner
 
 from disco_client import connect, errors
-from disco_server.cli.main import main
-
-
-@pytest.fixture
-def disco(cluster):
-    """Runs a command on the cluster."""
-
-    def run(*arguments):
-        options = ["--address", cluster.address]
-        return CliRunner().invoke(main, [*arguments, *options], prog_name="disco")
-
-    return run
 
 
 def test_it_ends_a_session_and_waits_for_its_slots(disco, cluster, eventually):
