@@ -51,7 +51,7 @@ from disco_server.observe.rank_reports import report_cut, report_memory
 from disco_server.observe.stacks import format_stack
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
-from disco_server.rank.signals import RankEnded
+from disco_server.rank.signals import RankEnded, absorb_raised
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 
 if TYPE_CHECKING:
@@ -396,7 +396,7 @@ class RankThread(ArrayPorter):
         self._inbox: deque[_Given] = deque()
         self._arrivals: SimpleQueue[None] = SimpleQueue()
         self._output = RankOutput(self._emit)
-        self._ending = False
+        self._ending = self._raised = self._left = False
         self.borrowed = BorrowedArrays()
         self.thread = threading.Thread(
             target=self._run, name=f"{worker.session_name}-rank-{worker.worker_id}", daemon=True
@@ -423,6 +423,14 @@ class RankThread(ArrayPorter):
     # The rank's own thread ----------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._left = True
+            if self._raised:
+                absorb_raised(_SessionEnded)
+
+    def _work(self) -> None:
         set_current_worker(self._worker)
         self._output.attach()
         try:
@@ -592,10 +600,13 @@ class RankThread(ArrayPorter):
         self.borrowed.close()
         self.give(None)
         ident = self.thread.ident
-        if ident is not None and self.thread.is_alive() and ident != threading.get_ident():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(ident), ctypes.py_object(_SessionEnded)
-            )
+        if ident is None or ident == threading.get_ident() or not self.thread.is_alive():
+            return
+        thread, raised = ctypes.c_ulong(ident), ctypes.py_object(_SessionEnded)
+        # No other thread runs between these lines, as in `CallGuard.interrupt_thread`.
+        if not self._left:
+            self._raised = True
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, raised)
 
 
 NODE = "local"

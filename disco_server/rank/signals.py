@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, MutableSequence
 from types import FrameType
@@ -31,6 +32,7 @@ __all__ = [
     "CommandInterrupted",
     "NotBegun",
     "RankEnded",
+    "absorb_raised",
 ]
 
 
@@ -59,6 +61,31 @@ _NONE_CANCELLED = [-1] * (SLOT_MASK + 1)
 
 _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _RAISED = ctypes.py_object(CommandInterrupted)
+
+
+def absorb_raised(kind: type[BaseException]) -> None:
+    """Ends what another thread has raised in this one, if it has not come by now.
+
+    It is raised here once more, and caught. CPython 3.11 keeps one flag for all threads, which
+    says that something is to be raised in one of them; only raising clears it, not taking it back
+    and not the end of the thread. While the flag is set, every call in every thread is slower, and
+    a function that is traced by ``sys.settrace``, as debuggers do, never begins. Another thread may
+    clear the flag before this one has looked, so that it takes several attempts.
+
+    Args:
+        kind: What was raised.
+    """
+    ident, raised = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(kind)
+    try:
+        while True:
+            _raise_in_thread(ident, raised)
+            _look_for_raised()
+    except kind:
+        pass
+
+
+def _look_for_raised() -> None:
+    """Python raises at the latest when it calls a function in Python."""
 
 
 class CallGuard:
@@ -91,7 +118,7 @@ class CallGuard:
         self._logging = False
         self.aimed = -1
         self._aimed_at = 0.0
-        self._raised_in = 0
+        self._raised = False
 
     @property
     def interruptible(self) -> bool:
@@ -201,11 +228,11 @@ class CallGuard:
             if self._own:
                 self._kept = self._kept or kept
             else:
-                self._raised_in = thread
+                self._raised = True
                 _raise_in_thread(ident, _RAISED)
 
     def land(self) -> None:
-        """Takes back what another thread has raised in this one, if it has not come by now.
+        """Ends what another thread has raised in this one, if it has not come by now.
 
         To be called when a call is over, before anything that must not be interrupted. The
         interpreter may forget for a while to look for an exception, where it has just raised one
@@ -214,9 +241,9 @@ class CallGuard:
         Raises:
             CommandInterrupted: It has come at this moment, and so is over as well.
         """
-        thread, self._raised_in = self._raised_in, 0
-        if thread:
-            _raise_in_thread(ctypes.c_ulong(thread), None)
+        if self._raised:
+            self._raised = False
+            absorb_raised(CommandInterrupted)
 
     def _note(self, until: int, ends: int) -> bool:
         """Notes how far an interrupt goes; whether the running command is to end now."""
