@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import os
 import re
@@ -12,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 from own_ports import check_awaited, own_port
 
@@ -537,6 +539,25 @@ def _is_slow(item: pytest.Item) -> bool:
         or not _STARTING.isdisjoint(getattr(item, "fixturenames", ()))
         or getattr(kind, "processes", False)
     )
+
+
+_OVERDUE_S = 60.0
+"""How long after its time limit a test may still run: the limit raises in Python code alone, and
+what it raises may be caught."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Ends the process of a test that its time limit could not end; the report names the test."""
+    marker = item.get_closest_marker("timeout")
+    limit = marker.args[0] if marker and marker.args else item.config.getoption("timeout")
+    if limit:
+        stderr = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(limit + _OVERDUE_S, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(tryfirst=True)
