@@ -24,6 +24,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 if TYPE_CHECKING:
+    from disco_client import distributed as distributed
     from disco_client.collectives import REDUCE_OPS
     from disco_client.connection import aconnect, attach, connect
     from disco_client.core import DModule, DPackedFunc, DRef
@@ -196,6 +197,10 @@ def __getattr__(name: str) -> Any:
         show_few_frames()  # in programs alone: workers and daemons open no sessions
     if name in _EMBEDDED:
         value = _find_embedded(name)
+    elif name == "distributed":
+        from importlib import import_module
+
+        value = import_module(f"{__name__}.distributed")
     elif name in __all__:
         from importlib import import_module
 
@@ -239,4 +244,4 @@ def _find_embedded(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, *_EMBEDDED))
+    return sorted((*__all__, *_EMBEDDED, "distributed"))

@@ -33,6 +33,10 @@ class Handle:
     def __copy__(self) -> Any:
         return copy_fields(self)
 
+    def __dir__(self) -> list[str]:
+        """What a person may use: completion lists no private names."""
+        return [name for name in object.__dir__(self) if name[:1] != "_" or name[:2] == "__"]
+
     # Asked by pickle, in every protocol, and by copy.deepcopy.
     def __reduce__(self) -> NoReturn:
         msg = (

@@ -37,6 +37,7 @@ from disco_client.forks import leak, leave_in_children, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
 from disco_client.limits import LimitedFunction
 from disco_client.locks import make_lock
+from disco_client.no_operand import NoOperand
 from disco_client.notebook import WorkTable, facts_table
 from disco_client.output import LogSink, drop_logs, in_background
 from disco_client.reentry import import_uninterrupted
@@ -79,6 +80,7 @@ __all__ = [
     "Renewable",
     "SessionCore",
     "core_of",
+    "holding",
 ]
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -86,6 +88,7 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
 _Part = TypeVar("_Part")
+_Ref = TypeVar("_Ref", bound="DRef")
 
 
 class _Ended:
@@ -108,14 +111,18 @@ _FREED = (
     " objects' __del__ and finally run. Use it before, or keep a reference outside of the cycle"
 )
 _ENDED: Any = _Ended()
-_NOT_KNOWN: list[Any] = [(), None]
+_NOT_KNOWN: dict[str, Any] = {}
 
 
-class DRef(Handle):
+class DRef(Handle, NoOperand):
     """A register, the same one on every worker; when it dies, they empty it.
 
     ``copy.copy`` makes another reference to the register, which lives as long as any of them;
     pickle and ``copy.deepcopy`` are an :class:`~disco_client.EncodingError`.
+
+    It is no operand: ``bool(ref)``, ``ref == array`` and numpy's functions are a
+    :class:`TypeError` that says how to fetch the value. References are equal if they are the
+    same object.
 
     Attributes:
         reg_id: The register.
@@ -135,7 +142,7 @@ class DRef(Handle):
         "copy.copy(ref) is another reference to the register, and ref.get() or ref.numpy()"
         " fetches what a worker's holds"
     )
-    _holds: list[Any]
+    _holds: dict[str, Any]
 
     def __init__(self, reg_id: int, session: Any, owner: DRef | None = None) -> None:
         """Made by a session, never by a program.
@@ -352,10 +359,38 @@ class DRef(Handle):
     # How many items there are is known to the workers alone.
     __iter__ = None
 
+    @property
+    def shape(self) -> Shape:
+        """The shape of the array that the session made, by ``empty``, ``broadcast`` and the like.
+
+        Raises:
+            AttributeError: The workers alone know what the register holds.
+        """
+        return Shape(self._made("shape"))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of that array.
+
+        Raises:
+            AttributeError: As for :attr:`shape`.
+        """
+        return self._made("dtype")
+
+    def _made(self, name: str) -> Any:
+        known = getattr(self, "_holds", _NOT_KNOWN)
+        if name not in known:
+            msg = (
+                f"the {name} of what register {self.reg_id} holds is known to the workers alone;"
+                f" ref.numpy().{name} asks one of them"
+            )
+            raise AttributeError(msg, name=name, obj=self)
+        return known[name]
+
     def _known(self) -> dict[str, str]:
-        """Shape and dtype of its array, where the session knows them."""
-        shape, dtype = getattr(self, "_holds", _NOT_KNOWN)
-        return {} if dtype is None else {"shape": repr(shape), "dtype": repr(dtype.name)}
+        """What the session knows of its value, to be shown: an array's shape, a function's name."""
+        known = getattr(self, "_holds", _NOT_KNOWN)
+        return {key: repr(str(v) if key == "dtype" else v) for key, v in known.items()}
 
     def __repr__(self) -> str:
         facts = {"reg_id": self.reg_id, "session": repr(self.session.name), **self._known()}
@@ -368,15 +403,16 @@ class DRef(Handle):
         facts = {
             "session": self.session.name,
             "register": f"{self.reg_id} on each of {many(self.session.num_workers, 'worker')}",
-            **({"array": f"{known['dtype'][1:-1]} {known['shape']}"} if known else {}),
+            **({"array": f"{known['dtype'][1:-1]} {known['shape']}"} if "dtype" in known else {}),
+            **({"name": known["name"][1:-1]} if "name" in known else {}),
         }
         return facts_table(type(self).__name__, facts)
 
 
-def _holding(ref: DRef, shape: Sequence[int], dtype: np.dtype[Any]) -> DRef:
-    """Notes for people what array a register is to hold."""
+def holding(ref: _Ref, **facts: Any) -> _Ref:
+    """Notes for people what a register is to hold: the name, or the shape and dtype."""
     # Only what the session itself makes has it, so that no other reference costs more.
-    ref._holds = [tuple(shape), dtype]  # noqa: SLF001  (of the same module)
+    ref._holds = facts  # noqa: SLF001  (of the same module)
     return ref
 
 
@@ -556,7 +592,7 @@ class DModule(DRef):
     def __getitem__(self, name: str, /) -> DPackedFunc:
         """Looks a function up on every worker; a missing one is an error of the next sync."""
         getter = self._core.builtin("ffi.ModuleGetFunction")
-        return DPackedFunc(getter(self, name), self.session)
+        return holding(DPackedFunc(getter(self, name), self.session), name=name)
 
     def __contains__(self, name: object, /) -> bool:
         """Whether the module has a function of that name; waits for worker 0."""
@@ -769,7 +805,7 @@ class SessionCore:
 
         look_up = Action.GET_GLOBAL_FUNC
         _, ref = self.log.issue(look_up, fill, reg=self.refer, deadline=deadline)
-        return DPackedFunc(ref, self.face())
+        return holding(DPackedFunc(ref, self.face()), name=name)
 
     def call(self, func: DRef, *args: object) -> DRef:
         """Calls a function on every worker; see ``Session.call_packed``."""
@@ -914,7 +950,7 @@ class SessionCore:
         kind = checked_dtype(extents, dtype)
         where = device_of(device), bool(worker0_only), bool(in_group)
         made = self.call_builtin("runtime.disco.empty", extents, kind, *where)
-        return _holding(made, extents, kind)
+        return holding(made, shape=tuple(extents), dtype=kind)
 
     def copy_to_worker_0(self, host_array: object, remote_array: DRef | None = None) -> DRef:
         """Copies a host array to worker 0; see ``Session.copy_to_worker_0``."""
@@ -925,7 +961,9 @@ class SessionCore:
         elif here is self and self.must_not_wait and array.nbytes > INLINE_ARRAY_BYTES:
             self.check_may_wait("await session.put(array)")
         ref = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
-        return ref if remote_array is not None else _holding(ref, array.shape, array.dtype)
+        return (
+            ref if remote_array is not None else holding(ref, shape=array.shape, dtype=array.dtype)
+        )
 
     def copy_from_worker_0(
         self, host_array: object, remote_array: DRef, timeout: float | None = None
@@ -993,7 +1031,7 @@ class SessionCore:
         self.check_may_wait("await asyncio.to_thread(ref.debug_copy_from, worker, array)")
         array, worker = as_host_array(value), self.check_worker(worker)
         # One worker's may be another one from now on; copies of the reference know it, too.
-        getattr(ref, "_holds", _NOT_KNOWN)[:] = _NOT_KNOWN
+        getattr(ref, "_holds", _NOT_KNOWN).clear()
         self.here().send_array(
             Action.DEBUG_SET_REGISTER, ref, worker, array, answers=1, timeout=timeout
         )
@@ -1308,7 +1346,7 @@ class SessionCore:
         uploads = here.uploads((0,), here.next_ticket)
         with uploads:
             _, made = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
-        ref = _holding(made, array.shape, array.dtype)
+        ref = holding(made, shape=array.shape, dtype=array.dtype)
         if uploads.offered:
             await here.background.call(partial(_send, uploads))
         return ref

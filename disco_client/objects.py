@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from disco_client.arguments import WorkerGrid, check_chosen
 from disco_client.copies import Handle
-from disco_client.core import ChosenFunction, DPackedFunc, DRef, SessionCore, core_of
+from disco_client.core import ChosenFunction, DPackedFunc, DRef, SessionCore, core_of, holding
 from disco_client.sources import described
 
 if TYPE_CHECKING:
@@ -78,6 +78,16 @@ class DObject(DRef):
         """The object's own, as objects often have one; see :class:`DRef` for a reference's."""
         return _look_up(self, "cancel")
 
+    @property
+    def shape(self) -> DPackedFunc:  # type: ignore[override]
+        """The object's own."""
+        return _look_up(self, "shape")
+
+    @property
+    def dtype(self) -> DPackedFunc:  # type: ignore[override]
+        """The object's own."""
+        return _look_up(self, "dtype")
+
     def __getitem__(self, name: str, /) -> DPackedFunc:
         """Looks up a method or an attribute, also one of a name that references have.
 
@@ -137,7 +147,7 @@ def create(
     if not isinstance(name, str):
         raise TypeError(f"expected the name of a class, a str, got {described(name)}")
     made = core.call_with(core.builtin(CREATE), (name, *args), keywords, added=1)
-    return DObject(made, made.session)
+    return holding(DObject(made, made.session), name=name)
 
 
 def _check_public(name: str, where: object) -> None:
@@ -153,4 +163,4 @@ def _look_up(held: DObject, name: str, workers: Sequence[int] = ()) -> DPackedFu
     _check_public(name, held)
     core = core_of(held)
     found = core.call_with(core.builtin(_LOOK_UP), (held, name), {}, workers)
-    return DPackedFunc(found, found.session)
+    return holding(DPackedFunc(found, found.session), name=name)

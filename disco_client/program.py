@@ -486,7 +486,9 @@ class Program(Handle):
     def end_capture(self, num_steps: int, ref: Definition | None) -> None:
         """Makes it ready to run, or discards it where there is no definition."""
         self.num_steps, self._recorder, self._ref = num_steps, None, ref
-        self._state = "ready" if ref else "discarded, because its capture did not end well"
+        self._state = (
+            "ready" if ref is not None else "discarded, because its capture did not end well"
+        )
 
     def __repr__(self) -> str:
         steps = self.num_steps if self._recorder is None else self._recorder.num_steps

@@ -1,0 +1,54 @@
+"""What a program holds in place of values on the workers, and computes nothing with itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+__all__ = ["NoOperand"]
+
+
+class NoOperand:
+    """Something that Python and numpy would take for one opaque value, and silently.
+
+    Its truth, and whatever numpy's functions and operators would make of it, is a
+    :class:`TypeError` that says how to get at the values. Two of them are equal if they are the
+    same object.
+    """
+
+    __slots__ = ()
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, NoOperand) and hasattr(other, "__array__"):
+            self._refuse("numpy.equal")
+        return NotImplemented
+
+    def __bool__(self) -> NoReturn:  # noqa: PLE0304
+        self._refuse("bool (whether there is a reference is `ref is not None`)")
+
+    # What type checkers refuse already, they go on to refuse.
+    if not TYPE_CHECKING:
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+            del dtype, copy
+            self._refuse("numpy.asarray")
+
+        def __array_ufunc__(
+            self, ufunc: Any, method: str, *inputs: Any, **options: Any
+        ) -> NoReturn:
+            del inputs, options
+            self._refuse(f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+
+        def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> NoReturn:
+            del types, args, kwargs
+            self._refuse(f"{func.__module__}.{func.__name__}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        function = repr(what) if what.startswith("numpy.") else "name"
+        msg = (
+            f"{what}: a {type(self).__name__} stands for a value of each worker, and no value is"
+            " here; ref.numpy() fetches worker 0's array, ref.get() anything, and"
+            f" session.get_global_func({function})(ref) computes on the workers"
+        )
+        raise TypeError(msg)
