@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
     from disco_client.notebook import TrackedWork
 
-__all__ = ["load_source", "load_vm_module"]
+__all__ = ["bring", "digest_of", "load_source", "load_vm_module", "source_of"]
 
 _PART_BYTES = 16 << 20
 """Files are sent in parts of this size, so that no process holds all of one in memory."""
@@ -45,7 +45,7 @@ def load_vm_module(
     if not file.is_file():
         return _as_module(core, core.call_builtin("runtime.disco.load_vm_module", name, where))
     file = file.absolute()
-    digest = _bring(core, file)
+    digest = bring(core, file)
     return _as_module(
         core, core.call_builtin("runtime.disco._load_content", str(file), digest, where)
     )
@@ -53,12 +53,12 @@ def load_vm_module(
 
 def load_source(core: SessionCore, source: str | Path | ModuleType) -> None:
     """Imports a Python file of the program on every worker; see ``Session.load_source``."""
-    name, file = _source_of(source)
-    digest = _bring(core, file)
+    name, file = source_of(source)
+    digest = bring(core, file)
     core.call_builtin("runtime.disco._load_source", str(file), digest, name)
 
 
-def _source_of(source: object) -> tuple[str, Path]:
+def source_of(source: object) -> tuple[str, Path]:
     """The name under which workers import something, and its file."""
     if isinstance(source, ModuleType):
         found = getattr(source, "__file__", None)
@@ -89,12 +89,18 @@ def _as_module(core: SessionCore, ref: DRef) -> DModule:
     return DModule(ref, core.face())
 
 
-def _bring(core: SessionCore, file: Path) -> str:
+def bring(core: SessionCore, file: Path) -> str:
     """Makes sure that every node has what is in a file; returns its SHA-256."""
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         _provide(core, file, content, digest)
     return digest
+
+
+def digest_of(file: Path) -> str:
+    """The SHA-256 of what is in a file, in hexadecimal."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _provide(core: SessionCore, file: Path, content: BufferedReader, digest: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
@@ -337,11 +337,46 @@ class Session:
             return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
 
-    def create(self, class_name: str, /, *args: object, **keywords: object) -> DObject:
+    def function(self, func: Callable[..., Any], /) -> DPackedFunc:
+        """A function of the program, on the workers.
+
+        They find it by its module and name, and it needs no registration. Of a module that is one
+        file, the program's own among them, the session brings the file first, as
+        :meth:`load_source` does, and waits for that; what stands below ``if __name__ ==
+        "__main__":`` is not executed there. A function of an installed package is found if the
+        workers have the package and their allow-list covers it. Nothing is pickled.
+
+        Args:
+            func: A function that is defined at the top of its module or in a class.
+
+        Raises:
+            ConfigError: Workers cannot find it: it captures variables, is a lambda, or is defined
+                inside of another function or in an interactive program.
+            TypeError: It is no function.
+            NotAllowed: A worker's settings do not let sessions load what clients bring.
+            RemoteError: See above. What the import of the file raises on worker 0.
+            SessionError: The session is closed or lost.
+
+        Examples:
+            >>> double = session.function(np.negative)
+            >>> double(session.broadcast(np.arange(3))).numpy(worker_id=2)
+            array([ 0, -1, -2])
+        """
+        return self._core.look_up(self._own_name(func, "function, func"))
+
+    def _own_name(self, thing: object, call: str) -> str:
+        self._check_may_wait(call)
+        import_uninterrupted("disco_client.own_code")
+        from disco_client.own_code import OwnCode
+
+        return self._core.part(OwnCode).name_of(thing)
+
+    def create(self, class_name: str | type, /, *args: object, **keywords: object) -> DObject:
         """Makes an object on every worker; returns at once.
 
         Args:
-            class_name: The name under which a module registered its class, with
+            class_name: A class of the program, which is brought as :meth:`function` brings a
+                function; or the name under which a module registered its class, with
                 ``@disco_server.register_class``, or the dotted name of a class in a module
                 that the workers' allow-list covers.
             *args: What the class is called with, of the kinds that every call takes.
@@ -355,7 +390,8 @@ class Session:
             cover, or what the class raised.
 
         Raises:
-            TypeError: That is no name.
+            TypeError: That is no name and no class.
+            ConfigError, NotAllowed, RemoteError: Of a class, as for :meth:`function`.
             EncodingError: An argument is of a kind that cannot travel.
             SessionError: The session is closed or lost.
 
@@ -369,6 +405,8 @@ class Session:
             >>> store.value.get(worker=3)
             42
         """
+        if isinstance(class_name, type):
+            class_name = self._own_name(class_name, "create, cls")
         return objects.create(self._core, class_name, args, keywords)
 
     def import_python_module(self, module_name: str) -> None:

@@ -753,7 +753,7 @@ class ThreadTransport(Bound):
             allow_modules=("*",),
             allow_read=("*",),
             allow_save=("*",),
-            loading=LoadRules(("*",)),
+            loading=LoadRules(("*",), in_program=True),
         )
 
     def _open_groups(self, worker: Worker, ccl: str) -> ProcessGroups:

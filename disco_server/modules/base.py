@@ -42,12 +42,14 @@ class LoadRules:
         cache: The folder of uploaded files; None where there is none.
         cache_bytes: How many bytes of them are kept.
         owner: Who has the session, which may use half of them.
+        in_program: Whether the worker is a thread of the program, and has its modules.
     """
 
     allow: tuple[str, ...] = ()
     cache: Path | None = None
     cache_bytes: int = 0
     owner: str = ""
+    in_program: bool = False
 
     def check_file(self, path: Path) -> Path:
         """Returns a file's real path.

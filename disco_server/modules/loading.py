@@ -143,8 +143,8 @@ def _foreign_loader(suffix: str) -> Loader:
 
 _lock = threading.RLock()
 _loaded: dict[tuple[Path, str], Functions] = {}
-_sources: dict[str, str] = {}
-"""The SHA-256 of what was imported from a client's file, by the module's name."""
+_sources: dict[str, tuple[str, ModuleType]] = {}
+"""What was imported from clients' files, and the SHA-256 of each, by the module's name."""
 
 
 def load_python(path: Path, digest: str, name: str) -> Functions:
@@ -173,7 +173,18 @@ def load_python(path: Path, digest: str, name: str) -> Functions:
         return functions
 
 
-def import_source(path: Path, digest: str, name: str, module_name: str) -> None:
+def program_module(path: Path, module_name: str) -> ModuleType | None:
+    """The module that the program of this process has of a file; None where it has none.
+
+    Args:
+        path: The file, without links.
+        module_name: The name that it has unless it is the program's own file.
+    """
+    here = (sys.modules.get(name) for name in ("__main__", module_name))
+    return next((module for module in here if module and _is_from(module, path)), None)
+
+
+def import_source(path: Path, digest: str, name: str, module_name: str) -> ModuleType:
     """Imports a Python file under a name, unless that was done with the same content.
 
     A module that was imported here from the same file in the usual way, as a program
@@ -191,8 +202,9 @@ def import_source(path: Path, digest: str, name: str, module_name: str) -> None:
         SyntaxError: It is no Python.
     """
     with _lock:
-        if _sources.get(module_name) == digest:
-            return
+        known, module = _sources.get(module_name, ("", None))
+        if module is not None and known == digest:
+            return module
         here = sys.modules.get(module_name)
         ordinary = here is not None and module_name not in _sources
         if ordinary and not _is_from(here, path):
@@ -205,7 +217,7 @@ def import_source(path: Path, digest: str, name: str, module_name: str) -> None:
         source = _read(path, digest)
         try:
             with importing(name):
-                _run(source, module_name, path, name, listed=not ordinary)
+                module = _run(source, module_name, path, name, listed=not ordinary)
         except ModuleNotFoundError as error:
             raise FileRefused(_missing(error, name)) from error
         except SystemExit as error:
@@ -220,7 +232,8 @@ def import_source(path: Path, digest: str, name: str, module_name: str) -> None:
             raise FileRefused(_missing(error, name)) from error  # a relative import
         if not ordinary:
             publish(module_name, str(path), digest, name)
-        _sources[module_name] = digest
+        _sources[module_name] = digest, module
+        return module
 
 
 def _is_from(module: object, path: Path) -> bool:

@@ -36,6 +36,7 @@ __all__ = [
     "import_allowed",
     "is_uninterrupted",
     "names_of",
+    "offer_function",
     "register_func",
     "registered",
     "registered_by",
@@ -390,6 +391,16 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
         return func
 
     return register
+
+
+def offer_function(name: str, func: Callable[..., Any]) -> None:
+    """Registers a function of a file that a session has brought, by its dotted name.
+
+    Raises:
+        ConfigError: The function would return before any of it has run.
+    """
+    refuse_unrunnable(func, name)
+    _registry[name] = func
 
 
 def check_entry_name(name: object, example: str) -> None:

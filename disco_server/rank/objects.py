@@ -49,6 +49,7 @@ __all__ = [
     "has_state",
     "load_object",
     "member_of",
+    "offer_class",
     "register_class",
     "save_object",
 ]
@@ -103,6 +104,12 @@ def register_class(name: str, *, override: bool = False) -> Callable[[_Class], _
         return kind
 
     return register
+
+
+def offer_class(name: str, kind: type) -> None:
+    """Opens a class of a file that a session has brought, by its dotted name."""
+    _classes[name] = kind
+    _open.add(kind)
 
 
 def find_class(name: str, patterns: Sequence[str]) -> type:

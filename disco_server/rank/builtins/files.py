@@ -18,7 +18,8 @@ from disco_server.modules.unfinished import refuse_unrunnable
 from disco_server.rank.builtins.checkpoints import read_bounds
 from disco_server.rank.builtins.core import noting_failure
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing
-from disco_server.rank.functions import function_of, register_func, registry
+from disco_server.rank.functions import function_of, offer_function, register_func, registry
+from disco_server.rank.objects import offer_class
 from disco_server.rank.worker import Worker, current_worker
 from disco_server.storage.files import FileError
 from disco_server.storage.model_files import TensorFile, open_npy, open_safetensors
@@ -151,6 +152,32 @@ def load_source(path: str, digest: str, module_name: str) -> None:
     worker = current_worker()
     with noting_failure(worker, "load_source", _text(module_name)):
         loading.import_source(_content(worker, path, digest), digest, path, module_name)
+
+
+@register_func("runtime.disco._offer_source")
+def offer_source(path: str, digest: str, module_name: str, qualname: str) -> None:
+    """Imports a Python file as `load_source`, and registers a function or a class of it.
+
+    Its name is the dotted one. A worker that is a thread of the program has the very objects.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: It has disappeared since the check, or cannot be imported.
+        FunctionMissing: It has nothing callable of that name.
+        ConfigError: The function would return before any of it has run.
+    """
+    worker, name = current_worker(), _text(module_name)
+    with noting_failure(worker, "load_source", name):
+        file = _content(worker, path, digest)
+        module = loading.program_module(file, name) if worker.loading.in_program else None
+        found: Any = module or loading.import_source(file, digest, path, name)
+    for part in _text(qualname).split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        msg = f"{Path(path).name!r} defines no function or class {qualname!r} on this worker"
+        raise FunctionMissing(msg)
+    offer = offer_class if isinstance(found, type) else offer_function
+    offer(f"{name}.{qualname}", found)
 
 
 def _content(worker: Worker, path: str, digest: str) -> Path:

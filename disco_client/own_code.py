@@ -1,0 +1,187 @@
+"""Functions and classes of the program, given as they are instead of by a name."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from disco_client.core import DRef, Renewable
+from disco_client.errors import ConfigError, NotAllowed, RemoteError
+from disco_client.modules import bring, digest_of, source_of
+
+if TYPE_CHECKING:
+    from disco_client.core import SessionCore
+
+__all__ = ["OwnCode"]
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a function or a class is defined.
+
+    Attributes:
+        module: The name of its module on the workers.
+        qualname: Its name there, of a method with that of its class.
+        file: What workers import where the session brings it; None where it is installed.
+        only_brought: Whether workers cannot have the module otherwise.
+    """
+
+    module: str
+    qualname: str
+    file: Path | None = None
+    only_brought: bool = False
+
+    @property
+    def name(self) -> str:
+        """The dotted name."""
+        return f"{self.module}.{self.qualname}"
+
+
+class OwnCode(Renewable):
+    """What the workers of a session have of the program's own files."""
+
+    def __init__(self, core: SessionCore) -> None:
+        """Takes the session's core."""
+        self._core = core
+        self._brought: set[tuple[_Place, str]] = set()
+
+    def renew(self) -> None:
+        """Forgets it, because others may take the place of these workers."""
+        self._brought = set()
+
+    def name_of(self, thing: object) -> str:
+        """The name by which workers find a function or a class; brings its file before.
+
+        Args:
+            thing: A function or a class.
+
+        Raises:
+            ConfigError: Workers cannot find it.
+            TypeError: It is neither.
+            NotAllowed: A worker's settings do not let sessions load what clients bring.
+            RemoteError: The import of the file failed on worker 0.
+        """
+        place = _place_of(thing)
+        if place.file is not None:
+            try:
+                self._provide(place, place.file)
+            except NotAllowed:
+                if place.only_brought or not self._is_there(place.name):
+                    raise
+        return place.name
+
+    def _is_there(self, name: str) -> bool:
+        """Whether worker 0 has it, and its settings let sessions use it."""
+        try:
+            self._core.get(self._core.look_up(name), 0)
+        except RemoteError:
+            return False
+        return True
+
+    def _provide(self, place: _Place, file: Path) -> None:
+        if (place, digest_of(file)) in self._brought:
+            return
+        digest = bring(self._core, file)
+        offer = "runtime.disco._offer_source"
+        offered = self._core.call_builtin(offer, str(file), digest, place.module, place.qualname)
+        self._core.get(offered, 0)
+        self._brought.add((place, digest))
+
+
+def _place_of(thing: Any) -> _Place:
+    kind = _refused_kind(thing)
+    if kind:
+        raise TypeError(f"expected a function or a class of this program, got {kind}")
+    module_name, qualname = _names_of(thing)
+    _check_free_standing(thing, module_name, qualname)
+    module = sys.modules.get(module_name)
+    if module is None or _found_in(module, qualname) != thing:
+        msg = (
+            f"{module_name}.{qualname} is not {thing!r} here, so workers would find something else"
+            " by that name; give what the module has under the name"
+        )
+        raise ConfigError(msg)
+    if module_name == "__main__" and not getattr(module, "__file__", None):
+        msg = (
+            f"{qualname!r} is defined in an interactive program, which has no file to bring to the"
+            " workers; put it into a file, and import it from there"
+        )
+        raise ConfigError(msg)
+    if _is_installed(module):
+        return _Place(module_name, qualname)
+    name, file = source_of(module)
+    return _Place(name, qualname, file, only_brought=module_name == "__main__")
+
+
+def _refused_kind(thing: Any) -> str:
+    """What was given in place of a function or a class, and what to do; "" for these."""
+    if isinstance(thing, DRef):
+        return f"{thing!r}, which is on the workers already"
+    if isinstance(thing, str):
+        return f"the text {thing!r}; session.get_global_func and session.create take names"
+    if isinstance(thing, partial):
+        return f"{thing!r}; give its function, and the arguments with each call"
+    if isinstance(thing, MethodType) and not isinstance(thing.__self__, type):
+        return (
+            f"{thing!r}, a method of an object of this program; session.create makes the object on"
+            " the workers, and its methods are called there"
+        )
+    return "" if callable(thing) and all(_names_of(thing)) else f"{thing!r}"
+
+
+def _names_of(thing: Any) -> tuple[str, str]:
+    """The module and the qualified name; empty where it has none."""
+    if type(thing).__name__ == "ufunc":  # numpy's have a plain name alone
+        return "numpy", thing.__name__
+    module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    return module or "", qualname or ""
+
+
+def _check_free_standing(thing: Any, module: str, qualname: str) -> None:
+    """Makes sure that a module has it under a name."""
+    captured = [name for name in _captured(thing) if name != "__class__"]
+    if captured:
+        named = ", ".join(captured)
+        msg = (
+            f"{qualname!r} captures {named} of the function around it, which workers do not have;"
+            f" define it at the top of {module!r}, and pass {named} as arguments"
+        )
+    elif "<lambda>" in qualname:
+        msg = f"a lambda has no name by which workers find it; define it by def in {module!r}"
+    elif "<locals>" in qualname:
+        msg = (
+            f"{qualname!r} is there while the function around it runs, and workers do not run that;"
+            f" define it at the top of {module!r}"
+        )
+    else:
+        return
+    raise ConfigError(msg)
+
+
+def _captured(thing: Any) -> tuple[str, ...]:
+    code = thing.__code__ if isinstance(thing, FunctionType) else None
+    return code.co_freevars if code else ()
+
+
+def _found_in(module: ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether workers are to have the module themselves: a package, the standard library, C."""
+    file = cast("str | None", getattr(module, "__file__", None))
+    top = module.__name__.partition(".")[0]
+    if module.__name__ == "__main__":
+        return False
+    inside = "." in module.__name__ or hasattr(module, "__path__")
+    ours = file is not None and file.endswith(".py") and top not in sys.stdlib_module_names
+    return inside or not ours or any(part in _INSTALLED for part in Path(file or "").parts)

@@ -1,0 +1,270 @@
+"""Functions and classes that a program gives as they are, not by a name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import disco_client
+from disco_client import connect, errors
+
+SCALING = """\
+import disco_server
+
+def scale(array, factor=2.0, *, bias=0):
+    return array * factor + bias + disco_server.current_worker().worker_id
+
+class Counter:
+    def __init__(self, start, *, step=1):
+        self.total, self._step = start, step
+
+    def add(self):
+        self.total += self._step
+        return self.total
+
+    @staticmethod
+    def twice(x):
+        return 2 * x
+
+    class Inner:
+        def name(self):
+            return "inner"
+
+def around(factor):
+    def inside(x):
+        return x * factor
+    def apart(x):
+        return x
+    return inside, apart
+
+short = lambda x: x
+
+async def later():
+    return 1
+
+def several():
+    yield 1
+
+def replaced(x):
+    return x
+
+before = replaced
+
+def replaced(x):
+    return -x
+"""
+
+
+@pytest.fixture
+def bring(tmp_path, monkeypatch):
+    """Writes a module of a program and imports it; returns it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = []
+
+    def make(content=SCALING, name="disco_own_scaling"):
+        (tmp_path / f"{name}.py").write_text(content)
+        importlib.invalidate_caches()
+        sys.modules.pop(name, None)
+        names.append(name)
+        return importlib.import_module(name)
+
+    yield make
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+KINDS = {
+    "threads": disco_client.ThreadedSession,
+    "processes": disco_client.ProcessSession,
+}
+
+
+@pytest.fixture(params=["cluster", *KINDS])
+def own_session(request, open_session):
+    """A session of each kind."""
+    if request.param == "cluster":
+        yield open_session(2)
+    else:
+        with KINDS[request.param](2) as session:
+            yield session
+
+
+def test_a_function_is_called_as_it_is(own_session, bring):
+    """It needs no registration and no name; what it calls of the worker is the worker's."""
+    scaled = own_session.function(bring().scale)
+    ones = own_session.broadcast(np.ones(2))
+    assert [scaled(ones, 3, bias=1).numpy(worker).tolist() for worker in (0, 1)] == [[4, 4], [5, 5]]
+    assert "disco_own_scaling.scale" in repr(scaled)
+
+
+def test_a_class_makes_objects(own_session, bring):
+    """Nested ones as well; methods that need no object are functions."""
+    module = bring()
+    counter = own_session.create(module.Counter, 5, step=2)
+    added = counter.add()
+    assert [added.get(worker) for worker in (0, 1)] == [7, 7]
+    assert counter.total.get() == 7
+    assert own_session.create(module.Counter.Inner).name().get(1) == "inner"
+    assert own_session.function(module.Counter.twice)(21).get(1) == 42
+    assert own_session.function(module.Counter.add)(counter).get(1) == 9
+
+
+def test_what_is_installed_is_found_by_its_name(own_session):
+    """Numpy's ufuncs, too, which have no module; nothing is brought for that."""
+    rows = own_session.broadcast(np.arange(3.0))
+    assert own_session.function(np.add)(rows, 1).numpy(1).tolist() == [1, 2, 3]
+    assert own_session.function(np.sum)(rows).get(1) == 3
+    assert own_session.function(np.linalg.norm)(rows).get(1) == pytest.approx(5**0.5)
+
+
+def test_a_file_that_has_changed_replaces_its_functions(session, bring):
+    """Where it has not changed, workers import nothing again."""
+    module = bring(
+        "loads = [0]\ndef count():\n    loads[0] += 1\n    return loads[0]\n", "disco_own_n"
+    )
+    assert [session.function(module.count)().get(3) for _ in range(3)] == [1, 2, 3]
+    module = bring("def count():\n    return 'changed'\n", "disco_own_n")
+    assert session.function(module.count)().get(3) == "changed"
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda m: m.around(3)[0], "captures factor of the function around it"),
+        (lambda m: m.around(3)[1], "define it at the top of 'disco_own_scaling'"),
+        (lambda m: m.short, "a lambda has no name"),
+        (lambda m: m.before, "workers would find something else by that name"),
+        (lambda m: m.later, "coroutine function"),
+        (lambda m: m.several, "is a generator"),
+    ],
+    ids=["closure", "local", "lambda", "replaced", "coroutine", "generator"],
+)
+def test_what_workers_cannot_find_or_run_is_refused_at_once(session, bring, choose, message):
+    """The error says what to do, and the session goes on."""
+    module = bring()
+    with pytest.raises((errors.ConfigError, errors.BadArgument), match=message):
+        session.function(choose(module))
+    assert session.function(module.scale)(1).get(2) == 4
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        (lambda m: functools.partial(m.scale, 1), "give its function"),
+        (lambda m: m.Counter(1).add, "a method of an object of this program"),
+        (lambda m: m.Counter(1), "expected a function or a class"),
+        (lambda m: "scale", "session.get_global_func"),
+        (lambda m: m, "expected a function or a class"),
+        (lambda m: [].append, "expected a function or a class"),
+        (lambda m: None, "expected a function or a class"),
+    ],
+    ids=["partial", "method", "object", "text", "module", "builtin method", "nothing"],
+)
+def test_what_is_no_function_is_refused(session, bring, choose, message):
+    """With what came, and what to give instead."""
+    with pytest.raises(TypeError, match=message):
+        session.function(choose(bring()))
+
+
+def test_a_reference_is_no_function_of_the_program(session):
+    """It is one on the workers already."""
+    with pytest.raises(TypeError, match="which is on the workers already"):
+        session.function(session.get_global_func("tests.echo"))
+
+
+def test_an_import_that_fails_is_raised_at_the_call(session, bring):
+    """With what the file raised; and it is tried again when the file has changed."""
+    module = bring(
+        "import os\nif 'DISCO_RANK' in os.environ or True:\n    pass\ndef f():\n    return 1\n",
+        "disco_own_bad",
+    )
+    Path(module.__file__).write_text("raise KeyError('told to fail')\n")
+    with pytest.raises(errors.RemoteError, match="told to fail"):
+        session.function(module.f)
+    Path(module.__file__).write_text("def f():\n    return 2\n")
+    assert session.function(module.f)().get(1) == 2
+
+
+def test_a_worker_that_takes_no_files_has_what_is_installed(daemons, bring, tmp_path, monkeypatch):
+    """If its settings allow that; otherwise the error says what allows files."""
+    module, controller = bring(), daemons.controller()
+    daemons.worker(controller.address, "--slots", 1, "--name", "closed")
+    with connect(controller.address, num_workers=1, logs=False) as session:
+        with pytest.raises(errors.NotAllowed, match="--allow-load uploads"):
+            session.function(module.scale)
+        with pytest.raises(errors.NotAllowed, match="--allow-load uploads"):
+            session.create(module.Counter, 1)
+        session.sync_all()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    controller = daemons.controller()
+    allowed = ("--allow-module", module.__name__)
+    daemons.worker(controller.address, "--slots", 2, "--name", "has", *allowed)
+    with connect(controller.address, num_workers=2, logs=False) as session:
+        assert session.function(module.scale)(1).get(1) == 3
+        assert session.create(module.Counter, 1).add().get(1) == 2
+
+
+def test_another_worker_has_it_after_a_loss(open_session, bring, lose):
+    """The commands that brought it are repeated."""
+    module = bring()
+    session = open_session(2, recover="replay")
+    scaled, counter = session.function(module.scale), session.create(module.Counter, 5)
+    counter.add()
+    lose(session)
+    assert scaled(1).get(1) == 3
+    assert counter.add().get(1) == 7
+    assert session.function(module.scale)(2).get(1) == 5
+
+
+PROGRAM = """\
+import disco_client
+
+state = []
+
+def note(x):
+    state.append(x)
+    return __name__
+
+def work(session):
+    with session:
+        print(session.function(note)(5).get(), state)
+
+GUARD work(disco_client.KIND(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "guard", "says"),
+    [
+        ("ProcessSession", 'if __name__ == "__main__":', "program []"),
+        ("ThreadedSession", 'if __name__ == "__main__":', "__main__ [5]"),
+        ("ThreadedSession", "if True:", "__main__ [5]"),
+        ("ProcessSession", "if True:", "below 'if __name__ =="),
+    ],
+    ids=["processes", "threads", "threads without a guard", "processes without a guard"],
+)
+def test_the_program_s_own_functions_are_on_its_workers(tmp_path, kind, guard, says):
+    """Threads have the very functions; processes import the file, except what its guard keeps."""
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM.replace("GUARD", guard).replace("KIND", kind))
+    program = [sys.executable, str(file)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert says in done.stdout + done.stderr
+
+
+def test_an_interactive_program_has_no_file():
+    """The error says where to put the function."""
+    text = (
+        "import disco_client\ndef f(): return 1\n"
+        "with disco_client.ThreadedSession(1) as s:\n    s.function(f)"
+    )
+    program = [sys.executable, "-c", text]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert "put it into a file, and import it from there" in done.stderr
