@@ -99,7 +99,7 @@ MODELS = {
 """What is in the `model.safetensors` that a program reads: ones, in these shapes."""
 
 NAMES_OF = {
-    "disco_client": dir(disco_client),
+    "disco_client": [name for name in dir(disco_client) if name != "distributed"],
     "disco_client.distributed": distributed.__all__,
     "disco_server": disco_server.__all__,
 }

@@ -52,9 +52,9 @@ def test_a_package_s_names_resolve_and_are_all_it_offers(package):
 
 
 def test_the_client_lists_its_names_sorted():
-    """In dir() too, where people look, with the sessions that need the server."""
-    embedded = ("ProcessSession", "SocketSession", "ThreadedSession")
-    assert dir(disco_client) == sorted((*disco_client.__all__, *embedded))
+    """In dir() too, where people look, with its package and the sessions that need the server."""
+    others = ("ProcessSession", "SocketSession", "ThreadedSession", "distributed")
+    assert dir(disco_client) == sorted((*disco_client.__all__, *others))
 
 
 @pytest.mark.parametrize("name", sorted(modules()))
