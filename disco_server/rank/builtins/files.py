@@ -176,8 +176,10 @@ def offer_source(path: str, digest: str, module_name: str, qualname: str) -> Non
     if not callable(found):
         msg = f"{Path(path).name!r} defines no function or class {qualname!r} on this worker"
         raise FunctionMissing(msg)
-    offer = offer_class if isinstance(found, type) else offer_function
-    offer(f"{name}.{qualname}", found)
+    if isinstance(found, type):
+        offer_class(f"{name}.{qualname}", found)
+    else:
+        offer_function(f"{name}.{qualname}", found)
 
 
 def _content(worker: Worker, path: str, digest: str) -> Path:
