@@ -8,16 +8,21 @@ __all__ = ["NoOperand"]
 
 
 class NoOperand:
-    """Something that Python and numpy would take for one opaque value, and silently.
+    """Something that stands for values, and that Python and numpy would take for an opaque object.
 
-    Its truth, and whatever numpy's functions and operators would make of it, is a
-    :class:`TypeError` that says how to get at the values. Two of them are equal if they are the
-    same object.
+    Without this class they would do so without an error. With it, `bool` of one, and numpy's
+    functions and operators with one, raise a :class:`TypeError` that says how to get the values.
+    Two of them are equal if they are the same object.
     """
 
     __slots__ = ()
 
-    __hash__ = object.__hash__
+    if TYPE_CHECKING:
+
+        def __hash__(self) -> int: ...
+
+    else:
+        __hash__ = object.__hash__  # a method in Python would take four times as long
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NoOperand) and hasattr(other, "__array__"):
@@ -27,7 +32,7 @@ class NoOperand:
     def __bool__(self) -> NoReturn:  # noqa: PLE0304
         self._refuse("bool (whether there is a reference is `ref is not None`)")
 
-    # What type checkers refuse already, they go on to refuse.
+    # Type checkers do not see these, so that they go on to refuse one where an array is expected.
     if not TYPE_CHECKING:
 
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
