@@ -86,6 +86,7 @@ class Diagnosis:
             "session": self.session,
             "num_workers": self.num_workers,
             "verdict": self.verdict,
+            "goes_on": self.goes_on,
             "issued": self.issued,
             "ranks": [_as_dict(report) for report in self.ranks],
             "silent": [asdict(each) for each in self.silent],

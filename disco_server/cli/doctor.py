@@ -78,13 +78,14 @@ def doctor(
 
     The exit code is 0 where all that sessions on CPUs need is there and nothing is
     broken, else 1; with --gpu, what sessions on GPUs need must be there too. With
-    --session it is 0 where the session was found, whatever it does, else 5.
+    --session it is 0 where the session goes on or is idle, 1 where a rank is busy and
+    gets no further while doctor looks, or a node does not answer, and 5 where there is
+    no such session.
     """
     if session is not None and cluster:
         raise click.UsageError("expected --session or --cluster, got both")
     if session is not None:
         _look_at(session, controller, as_json=as_json)
-        return
     if cluster:
         _look_at_cluster(controller, as_json=as_json)
     kind = gpu_kind()
@@ -120,7 +121,7 @@ def _look_at_cluster(controller: Controller, *, as_json: bool) -> NoReturn:
     sys.exit(0 if ok else EXIT_FAILED)
 
 
-def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
+def _look_at(session: str, controller: Controller, *, as_json: bool) -> NoReturn:
     # Imported here: this must also run if gRPC is broken, and --help loads none of it.
     from disco_client.diagnosis import diagnose
     from disco_client.transport.admin import ask_for_inspection
@@ -130,6 +131,7 @@ def _look_at(session: str, controller: Controller, *, as_json: bool) -> None:
             lambda stacks: ask_for_inspection(line, session, stacks=stacks, flights=False)
         )
     say(json.dumps(diagnosis.as_dict()) if as_json else str(diagnosis))
+    sys.exit(0 if diagnosis.goes_on else EXIT_FAILED)
 
 
 def _ready(checked: Sequence[_Checked], *, gpu: bool) -> bool:

@@ -22,10 +22,13 @@ __all__ = ["stack"]
 @click.command()
 @session_argument()
 @click.argument("rank", required=False, type=click.IntRange(0))
+@click.option("--rank", "named", type=click.IntRange(0), help="Show this rank alone, as RANK does.")
 @json_option("Print one JSON object with a list of ranks.")
 @report_errors
 @dial_options
-def stack(session: str, rank: int | None, as_json: bool, controller: Controller) -> None:
+def stack(
+    session: str, rank: int | None, named: int | None, as_json: bool, controller: Controller
+) -> None:
     """Show where the ranks of SESSION, or RANK, are in their code.
 
     SESSION is a name, an id, or the beginning of an id. The ranks are not
@@ -33,6 +36,9 @@ def stack(session: str, rank: int | None, as_json: bool, controller: Controller)
     it. Equal stacks are shown once. `disco doctor --session SESSION` says
     what a session waits for.
     """
+    if rank is not None and named is not None:
+        raise click.UsageError(f"expected one rank, got {rank} and --rank {named}")
+    rank = named if rank is None else rank
     # Imported here, so that --help loads none of it.
     from disco_client.hang_analysis import name_ranks
     from disco_client.transport.admin import ask_for_inspection

@@ -29,6 +29,7 @@ def test_equal_stacks_are_shown_once_and_others_by_rank(disco, cluster, eventual
         one = disco("stack", session.session_id, "1").output
         assert one.startswith("rank 1:\n")
         assert "sleep" in one
+        assert disco("stack", "asked", "--rank", "1").output.startswith("rank 1:\n")
 
 
 def test_ranks_and_sessions_that_there_are_not(disco, cluster):
@@ -36,4 +37,6 @@ def test_ranks_and_sessions_that_there_are_not(disco, cluster):
     with connect(cluster.address, num_workers=2, name="small"):
         refused = disco("stack", "small", "2")
         assert (refused.exit_code, "from 0 to 1, got 2" in refused.stderr) == (2, True)
+        twice = disco("stack", "small", "1", "--rank", "0")
+        assert (twice.exit_code, "got 1 and --rank 0" in twice.stderr) == (2, True)
     assert disco("stack", "nope").exit_code == 5
