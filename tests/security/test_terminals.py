@@ -85,8 +85,8 @@ def address(shared_daemons):
     return controller.address
 
 
-def on_terminal(command: list[str]) -> str:
-    """What a command writes to a terminal, standard output and error together."""
+def on_terminal(command: list[str], status: int = 0) -> str:
+    """What a command that ends with a status writes to a terminal: output and errors together."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (50, 200))
     process = subprocess.Popen(
@@ -103,7 +103,7 @@ def on_terminal(command: list[str]) -> str:
         while part := os.read(ours, 65536):
             written += part
     os.close(ours)
-    assert process.wait(60) == 0, written
+    assert process.wait(60) == status, written
     return written.decode()
 
 
@@ -202,12 +202,12 @@ def test_what_ranks_do_is_harmless_in_tables(address, tmp_path):
             wait(0, str(gate))
         program()
         shown = ""
-        for command in (
-            ("doctor", "--session", "looked-at"),
-            ("sessions", "looked-at"),
-            ("top", "--once"),
+        for status, *command in (
+            (1, "doctor", "--session", "looked-at"),
+            (0, "sessions", "looked-at"),
+            (0, "top", "--once"),
         ):
-            text = on_terminal(disco(*command, "--address", address))
+            text = on_terminal(disco(*command, "--address", address), status)
             assert not re.search(r"\x1b\]0;mine|\u202e", text), ascii(text)
             shown += text
         gate.touch()
