@@ -12,7 +12,19 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, SupportsIndex, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NoReturn,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from disco_client.arguments import WorkerGrid, check_chosen, check_worker, dims_of
 from disco_client.arrays.host_tensor import with_tensors
@@ -50,6 +62,7 @@ from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
 from disco_client.threads import is_helper
 from disco_client.transport.base import AnswerLost, ForeignTransport, Live, Transport, Welcome
+from disco_client.type_variables import P, T_co
 from disco_client.waiting import AUTO, Deadline, LongWaits, read_hang_report
 from disco_client.wire.arrays import TICKETS_SHIFT
 from disco_client.wire.codec import (
@@ -87,6 +100,7 @@ _CLOSE_TIMEOUT_S = 10.0
 _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 """Integers that still fit 64 bits when they are doubled."""
 
+_Remote: TypeAlias = "DRef | Distributed"
 _Part = TypeVar("_Part")
 _Ref = TypeVar("_Ref", bound="DRef")
 
@@ -114,8 +128,10 @@ _ENDED: Any = _Ended()
 _NOT_KNOWN: dict[str, Any] = {}
 
 
-class DRef(Handle, NoOperand):
+class DRef(Handle, NoOperand, Generic[T_co]):
     """A register, the same one on every worker; when it dies, they empty it.
+
+    For type checkers it is a ``DRef[T]``, where it is known that the value is a ``T``.
 
     ``copy.copy`` makes another reference to the register, which lives as long as any of them;
     pickle and ``copy.deepcopy`` are an :class:`~disco_client.EncodingError`.
@@ -173,7 +189,7 @@ class DRef(Handle, NoOperand):
         made._core = core  # noqa: SLF001  (of the same class)
         return made
 
-    def get(self, worker: int = 0, timeout: float | None = None) -> Any:
+    def get(self, worker: int = 0, timeout: float | None = None) -> T_co:
         """Fetches what one worker's register holds; waits for it.
 
         In the event loop of a session that was entered by ``async with`` it does not wait,
@@ -197,17 +213,19 @@ class DRef(Handle, NoOperand):
         """
         core = self._core
         if core.must_not_wait:
-            return core.fetch(self, core.check_worker(worker), Deadline.of(timeout))
+            awaitable: Any = core.fetch(self, core.check_worker(worker), Deadline.of(timeout))
+            return awaitable
         return core.get(self, worker, timeout)
 
-    def get_all(self, timeout: float | None = None) -> Any:
+    def get_all(self, timeout: float | None = None) -> list[T_co]:
         """Fetches what each worker's register holds, in a list; see :meth:`get`."""
         core, workers = self._core, range(self._core.num_workers)
         if core.must_not_wait:
-            return core.fetch_all(self, workers, Deadline.of(timeout))
+            awaitable: Any = core.fetch_all(self, workers, Deadline.of(timeout))
+            return awaitable
         return core.get_all(self, workers, timeout=timeout)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         """Awaits the value of worker 0; ``await ref.get(worker)`` that of another one."""
         return self._core.fetch(self, 0).__await__()
 
@@ -447,8 +465,11 @@ class Distributed(ABC):
         """
 
 
-class DPackedFunc(DRef):
+class DPackedFunc(DRef[Any], Generic[P, T_co]):
     """A reference to a function; calling it calls the function on every worker.
+
+    For type checkers it is a ``DPackedFunc[P, T]`` of the function's parameters and result. They
+    check a call by these, unless one of its first two arguments is a reference or a tensor.
 
     Examples:
         >>> add = session.get_global_func("numpy.add")
@@ -473,7 +494,18 @@ class DPackedFunc(DRef):
         """
         super().__init__(core_of(session).check_ref(dref), dref.session, owner=dref)
 
-    def __call__(self, /, *args: object, **keywords: object) -> DRef:
+    @overload
+    def __call__(self, /, *args: P.args, **keywords: P.kwargs) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(self, a: _Remote, /, *args: object, **keywords: object) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(
+        self, a: object, b: _Remote, /, *args: object, **keywords: object
+    ) -> DRef[T_co]: ...
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> DRef[T_co]:
         """Calls the function on every worker; returns at once.
 
         Args:
@@ -489,7 +521,7 @@ class DPackedFunc(DRef):
 
     def on(
         self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
-    ) -> ChosenFunction:
+    ) -> ChosenFunction[P, T_co]:
         """Chooses workers: what it returns calls the function on these alone.
 
         The others skip the call: their register of the result holds None, and what the
@@ -508,7 +540,7 @@ class DPackedFunc(DRef):
         """
         return ChosenFunction(self, check_chosen(workers, worker, self._core.num_workers))
 
-    def limit(self, seconds: float) -> LimitedFunction:
+    def limit(self, seconds: float) -> LimitedFunction[P, T_co]:
         """Limits how long a call may take, as :meth:`Session.limit <disco_client.Session.limit>`.
 
         Args:
@@ -524,7 +556,7 @@ class DPackedFunc(DRef):
         return LimitedFunction(self._core, self, seconds)
 
 
-class ChosenFunction(Handle):
+class ChosenFunction(Handle, Generic[P, T_co]):
     """A function whose calls only some workers execute; see :meth:`DPackedFunc.on`.
 
     Attributes:
@@ -536,12 +568,23 @@ class ChosenFunction(Handle):
 
     _instead: ClassVar[str] = "look the function up elsewhere, by session.get_global_func(name)"
 
-    def __init__(self, func: DPackedFunc, workers: tuple[int, ...]) -> None:
+    def __init__(self, func: DPackedFunc[P, T_co], workers: tuple[int, ...]) -> None:
         """Made by a function, never by a program."""
-        self.func: DPackedFunc = func
+        self.func: DPackedFunc[P, T_co] = func
         self.workers: tuple[int, ...] = workers
 
-    def __call__(self, /, *args: object, **keywords: object) -> DRef:
+    @overload
+    def __call__(self, /, *args: P.args, **keywords: P.kwargs) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(self, a: _Remote, /, *args: object, **keywords: object) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(
+        self, a: object, b: _Remote, /, *args: object, **keywords: object
+    ) -> DRef[T_co]: ...
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> DRef[T_co]:
         """Calls the function on the chosen workers; returns at once.
 
         Args:
@@ -553,7 +596,7 @@ class ChosenFunction(Handle):
         """
         return core_of(self.func).call_with(self.func, args, keywords, self.workers)
 
-    def limit(self, seconds: float) -> LimitedFunction:
+    def limit(self, seconds: float) -> LimitedFunction[P, T_co]:
         """Limits how long a call may take; see :meth:`DPackedFunc.limit`."""
         return LimitedFunction(core_of(self.func), self, seconds)
 
@@ -817,7 +860,7 @@ class SessionCore:
         plain: list[int] = []
         for arg in args:
             if isinstance(arg, DRef):
-                plain.append(self.check_ref(arg) * 2 + 1)
+                plain.append(self.check_ref(arg) * 2 + 1)  # pyright: ignore[reportUnknownArgumentType]
             elif type(arg) is int and _SMALLEST <= arg <= _LARGEST:
                 plain.append(arg * 2)
             else:
@@ -1436,7 +1479,7 @@ class SessionCore:
     def register_of(self, value: object) -> int | None:
         """The register that an argument stands for, if it is a reference."""
         if isinstance(value, DRef):
-            return self.check_ref(value)
+            return self.check_ref(cast("DRef", value))
         return self.check_ref(value.ref) if isinstance(value, Distributed) else None
 
     def check_worker(self, worker: int) -> int:

@@ -7,15 +7,17 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, overload
 
 from disco_client.copies import Handle
 from disco_client.errors import ConfigError
+from disco_client.type_variables import P, T_co
 from disco_client.uncollected import reset_variable, set_variable
 
 if TYPE_CHECKING:
     from disco_client.arguments import WorkerGrid
     from disco_client.command_log import CommandLog
+    from disco_client.core import Distributed, DRef
 
 __all__ = ["LimitBlock", "LimitedFunction"]
 
@@ -84,7 +86,7 @@ def _current(log: Callable[[], object]) -> float:
     return min((block.seconds for block in blocks if block.log is log()), default=0.0)
 
 
-class LimitedFunction(Handle):
+class LimitedFunction(Handle, Generic[P, T_co]):
     """A function whose calls may take so long; made by :meth:`DPackedFunc.limit`.
 
     Attributes:
@@ -103,7 +105,20 @@ class LimitedFunction(Handle):
         self.func: Callable[..., Any] = func
         self.seconds: float = seconds
 
-    def __call__(self, /, *args: object, **keywords: object) -> Any:
+    @overload
+    def __call__(self, /, *args: P.args, **keywords: P.kwargs) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(
+        self, a: DRef | Distributed, /, *args: object, **keywords: object
+    ) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(
+        self, a: object, b: DRef | Distributed, /, *args: object, **keywords: object
+    ) -> DRef[T_co]: ...
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> DRef[T_co]:
         """Calls the function; returns at once.
 
         Args:
@@ -118,7 +133,7 @@ class LimitedFunction(Handle):
 
     def on(
         self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
-    ) -> LimitedFunction:
+    ) -> LimitedFunction[P, T_co]:
         """Chooses workers; see :meth:`DPackedFunc.on`."""
         func: Any = self.func
         return LimitedFunction(self._core, func.on(workers, worker=worker), self.seconds)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, overload
 
 from disco_client.arguments import WorkerGrid, check_chosen
 from disco_client.copies import Handle
 from disco_client.core import ChosenFunction, DPackedFunc, DRef, SessionCore, core_of, holding
 from disco_client.sources import described
+from disco_client.type_variables import P, R, T
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +23,7 @@ CREATE = "runtime.disco.create_object"
 _LOOK_UP = "runtime.disco.get_attribute"
 
 
-class DObject(DRef):
+class DObject(DRef[Any], Generic[T]):
     """A reference to an object on every worker; ``session.create`` makes one.
 
     ``model.name`` looks a public name up on every worker, at this point of the log, and
@@ -30,6 +32,9 @@ class DObject(DRef):
 
         model.step(x, rate=0.1)
         print(model.loss.numpy())
+
+    ``model[Model.step]`` is the same method as ``model.step``, whose arguments and result type
+    checkers know.
 
     What a reference has itself (``numpy``, ``session``, ``on`` and so on) is found first;
     ``model["numpy"]`` is the object's. A missing name is an error of the next sync
@@ -88,14 +93,23 @@ class DObject(DRef):
         """The object's own."""
         return _look_up(self, "dtype")
 
-    def __getitem__(self, name: str, /) -> DPackedFunc:
+    @overload
+    def __getitem__(self, name: str, /) -> DPackedFunc: ...
+
+    @overload
+    def __getitem__(self, name: Callable[Concatenate[T, P], R], /) -> DPackedFunc[P, R]: ...
+
+    def __getitem__(self, name: Any, /) -> DPackedFunc[Any, Any]:
         """Looks up a method or an attribute, also one of a name that references have.
+
+        Args:
+            name: The name; or a method of the class, as in ``model[Model.step]``.
 
         Raises:
             AttributeError: The name is private.
-            TypeError: That is no name.
+            TypeError: That is neither.
         """
-        return _look_up(self, name)
+        return _look_up(self, name.__name__ if isinstance(name, FunctionType) else name)
 
     def on(
         self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None

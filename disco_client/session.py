@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, overload
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
 from disco_client.cancelling import Cancelling
@@ -19,6 +19,7 @@ from disco_client.reentry import import_uninterrupted
 from disco_client.scopes import Block, Scope
 from disco_client.sources import described
 from disco_client.text import many
+from disco_client.type_variables import P, T
 from disco_client.waiting import AUTO, Deadline
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ class Session:
             return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
 
-    def function(self, func: Callable[..., Any], /) -> DPackedFunc:
+    def function(self, func: Callable[P, T], /) -> DPackedFunc[P, T]:
         """A function of the program, on the workers.
 
         They find it by its module and name, and it needs no registration. Of a module that is one
@@ -362,7 +363,8 @@ class Session:
             >>> double(session.broadcast(np.arange(3))).numpy(worker_id=2)
             array([ 0, -1, -2])
         """
-        return self._core.look_up(self._own_name(func, "function, func"))
+        found: DPackedFunc[Any, Any] = self._core.look_up(self._own_name(func, "function, func"))
+        return found
 
     def _own_name(self, thing: object, call: str) -> str:
         self._check_may_wait(call)
@@ -371,11 +373,33 @@ class Session:
 
         return self._core.part(OwnCode).name_of(thing)
 
-    def create(self, class_name: str | type, /, *args: object, **keywords: object) -> DObject:
+    @overload
+    def create(self, cls: str, /, *args: object, **keywords: object) -> DObject: ...
+
+    @overload
+    def create(self, cls: Callable[P, T], /, *args: P.args, **keywords: P.kwargs) -> DObject[T]: ...
+
+    @overload
+    def create(
+        self, cls: Callable[..., T], a: DRef | DTensor, /, *args: object, **keywords: object
+    ) -> DObject[T]: ...
+
+    @overload
+    def create(
+        self,
+        cls: Callable[..., T],
+        a: object,
+        b: DRef | DTensor,
+        /,
+        *args: object,
+        **keywords: object,
+    ) -> DObject[T]: ...
+
+    def create(self, cls: Any, /, *args: Any, **keywords: Any) -> DObject[Any]:
         """Makes an object on every worker; returns at once.
 
         Args:
-            class_name: A class of the program, which is brought as :meth:`function` brings a
+            cls: A class of the program, which is brought as :meth:`function` brings a
                 function; or the name under which a module registered its class, with
                 ``@disco_server.register_class``, or the dotted name of a class in a module
                 that the workers' allow-list covers.
@@ -405,9 +429,8 @@ class Session:
             >>> store.value.get(worker=3)
             42
         """
-        if isinstance(class_name, type):
-            class_name = self._own_name(class_name, "create, cls")
-        return objects.create(self._core, class_name, args, keywords)
+        name = self._own_name(cls, "create, cls") if isinstance(cls, type) else cls
+        return objects.create(self._core, name, args, keywords)
 
     def import_python_module(self, module_name: str) -> None:
         """Imports a Python module on every worker, so that its functions register.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from disco_client.core import DRef
 from disco_client.errors import ConfigError
@@ -21,7 +21,7 @@ def check_function(name: str, function: Any) -> str | DRef:
         ConfigError: It is neither.
     """
     if isinstance(function, DRef) or (isinstance(function, str) and function):
-        return function
+        return cast("str | DRef", function)
     raise ConfigError(
         f"{name}: expected a function of the workers, by its name or from session.get_global_func,"
         f" got {function!r}; disco_server.register_func gives a function a name, and"

@@ -96,7 +96,7 @@ def test_what_is_missing_or_wrong_is_an_error_of_the_next_wait(session, tools, m
     with pytest.raises(di.EncodingError, match=r"^argument 0 at \[1\]: ") as refused:
         session.create("conformance.Model", (4, object()))
     assert (refused.value.argument, refused.value.path) == (0, "[1]")
-    assert not hasattr(model, "__array__")
+    assert not hasattr(model, "__array_interface__")
     assert tools.fetch(model.rate) == [0.25] * 2
 
 

@@ -111,9 +111,10 @@ def test_a_class_makes_objects(own_session, bring):
     added = counter.add()
     assert [added.get(worker) for worker in (0, 1)] == [7, 7]
     assert counter.total.get() == 7
+    assert counter[module.Counter.add]().get(1) == 9
     assert own_session.create(module.Counter.Inner).name().get(1) == "inner"
     assert own_session.function(module.Counter.twice)(21).get(1) == 42
-    assert own_session.function(module.Counter.add)(counter).get(1) == 9
+    assert own_session.function(module.Counter.add)(counter).get(1) == 11
 
 
 def test_what_is_installed_is_found_by_its_name(own_session):

@@ -1,0 +1,79 @@
+"""A program in strict mode: each line that ends in ``# wrong`` is one that type checkers refuse."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import numpy as np
+from numpy.typing import NDArray
+
+import disco_client
+from disco_client import DModule, DObject, DPackedFunc, DRef, Session
+
+
+def scale(array: NDArray[np.float64], factor: float = 2.0, *, bias: int = 0) -> list[float]:
+    return list(array * factor + bias)
+
+
+class Learner:
+    def __init__(self, size: int, *, rate: float = 0.5) -> None:
+        self.weight = np.full(size, rate)
+
+    def step(self, target: NDArray[np.float64], times: int = 1) -> float:
+        self.weight += times * target
+        return float(self.weight.sum())
+
+
+def functions(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
+    scaled = session.function(scale)
+    assert_type(scaled(rows).get(), list[float])
+    assert_type(scaled(rows, 3.0, bias=1).get_all(), list[list[float]])
+    assert_type(scaled(ref, 3.0, bias=1).get(1), list[float])
+    assert_type(scaled.on(worker=1)(rows).get(), list[float])
+    assert_type(scaled.limit(5)(rows).get(), list[float])
+    assert_type(scaled.limit(5).on(worker=1)(ref).get(), list[float])
+    scaled(session.distribute(rows, placement="S[0]"), 3.0)
+    scaled("text")  # wrong
+    scaled(rows, "text")  # wrong
+    scaled(rows, factr=1.0)  # wrong
+    scaled()  # wrong
+    scaled.on(worker=1)("text")  # wrong
+    scaled.limit(5)("text")  # wrong
+    scaled(rows).get().upper()  # wrong
+    session.function(3)  # wrong
+
+
+def classes(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
+    learner = session.create(Learner, 2, rate=0.25)
+    assert_type(learner, DObject[Learner])
+    assert_type(learner[Learner.step](rows, 3).get(), float)
+    assert_type(learner[Learner.step](ref, times=3).get(), float)
+    session.create(Learner, ref)
+    learner.step(rows, 3).get()
+    learner["weight"].numpy()
+    learner[Learner.step]("text")  # wrong
+    session.create(Learner, "text")  # wrong
+    session.create(Learner, 2, rat=0.25)  # wrong
+    session.create(Learner)  # wrong
+    learner[scale]  # wrong
+
+
+def names(session: Session, module: DModule, object_: DObject, ref: DRef) -> None:
+    """What is looked up by a name takes and returns anything."""
+    total: float = session.get_global_func("numpy.sum")(ref, 3, axis=0).get()
+    total += module["sum"](total).get() + object_.total.get()
+    func: DPackedFunc = session.get_global_func("numpy.ones")
+    ref = session.call_packed(func, 3)
+    session.create("my.Learner", 3, rate=2)
+    disco_client.as_completed([ref])
+
+
+async def asynchronous(session: Session, rows: NDArray[np.float64]) -> None:
+    assert_type(await session.function(scale)(rows), list[float])
+
+
+def operands(ref: DRef, rows: NDArray[np.float64]) -> None:
+    if ref:  # wrong
+        return
+    np.add(ref, rows)  # wrong
+    ref + rows  # wrong
