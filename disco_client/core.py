@@ -47,7 +47,7 @@ from disco_client.errors import (
 )
 from disco_client.forks import leak, leave_in_children, not_here
 from disco_client.futures import Background, RefFuture, await_all, await_room, send_soon
-from disco_client.limits import LimitedFunction
+from disco_client.limits import LimitBlock
 from disco_client.locks import make_lock
 from disco_client.no_operand import NoOperand
 from disco_client.notebook import WorkTable, facts_table
@@ -90,6 +90,7 @@ __all__ = [
     "DPackedFunc",
     "DRef",
     "Distributed",
+    "LimitedFunction",
     "Renewable",
     "SessionCore",
     "core_of",
@@ -602,6 +603,60 @@ class ChosenFunction(Handle, Generic[P, T_co]):
 
     def __repr__(self) -> str:
         return f"{self.func!r}.on({list(self.workers)})"
+
+
+class LimitedFunction(Handle, Generic[P, T_co]):
+    """A function whose calls may take so long; made by :meth:`DPackedFunc.limit`.
+
+    Attributes:
+        func: The function.
+        seconds: The limit.
+    """
+
+    __slots__ = ("_core", "func", "seconds")
+
+    _instead: ClassVar[str] = "look the function up elsewhere, by session.get_global_func(name)"
+
+    def __init__(self, core: SessionCore, func: Callable[..., Any], seconds: float) -> None:
+        """Made by a function, never by a program."""
+        LimitBlock(core, seconds)  # says now what is wrong with it
+        self._core = core
+        self.func: Callable[..., Any] = func
+        self.seconds: float = seconds
+
+    @overload
+    def __call__(self, /, *args: P.args, **keywords: P.kwargs) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(self, a: _Remote, /, *args: object, **keywords: object) -> DRef[T_co]: ...
+
+    @overload
+    def __call__(
+        self, a: object, b: _Remote, /, *args: object, **keywords: object
+    ) -> DRef[T_co]: ...
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> DRef[T_co]:
+        """Calls the function; returns at once.
+
+        Args:
+            *args: As of the function.
+            **keywords: As of the function.
+
+        Returns:
+            The register that will hold the results.
+        """
+        with LimitBlock(self._core, self.seconds):
+            return self.func(*args, **keywords)
+
+    def on(
+        self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
+    ) -> LimitedFunction[P, T_co]:
+        """Chooses workers; see :meth:`DPackedFunc.on`."""
+        func: Any = self.func
+        return LimitedFunction(self._core, func.on(workers, worker=worker), self.seconds)
+
+    def __repr__(self) -> str:
+        return f"{self.func!r}.limit({self.seconds:g})"
 
 
 class DModule(DRef):

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, overload
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from disco_client.copies import Handle
 from disco_client.errors import ConfigError
-from disco_client.type_variables import P, T_co
 from disco_client.uncollected import reset_variable, set_variable
 
 if TYPE_CHECKING:
-    from disco_client.arguments import WorkerGrid
     from disco_client.command_log import CommandLog
-    from disco_client.core import Distributed, DRef
 
-__all__ = ["LimitBlock", "LimitedFunction"]
+__all__ = ["LimitBlock"]
 
 
 class _Core(Protocol):
@@ -84,59 +81,3 @@ def _current(log: Callable[[], object]) -> float:
     """The caller's limit for commands of a log, in seconds; 0 for none."""
     blocks = [block for each in _blocks.get() if (block := each()) is not None and block.entered]
     return min((block.seconds for block in blocks if block.log is log()), default=0.0)
-
-
-class LimitedFunction(Handle, Generic[P, T_co]):
-    """A function whose calls may take so long; made by :meth:`DPackedFunc.limit`.
-
-    Attributes:
-        func: The function.
-        seconds: The limit.
-    """
-
-    __slots__ = ("_core", "func", "seconds")
-
-    _instead: ClassVar[str] = "look the function up elsewhere, by session.get_global_func(name)"
-
-    def __init__(self, core: _Core, func: Callable[..., Any], seconds: float) -> None:
-        """Made by a function, never by a program."""
-        LimitBlock(core, seconds)  # says now what is wrong with it
-        self._core = core
-        self.func: Callable[..., Any] = func
-        self.seconds: float = seconds
-
-    @overload
-    def __call__(self, /, *args: P.args, **keywords: P.kwargs) -> DRef[T_co]: ...
-
-    @overload
-    def __call__(
-        self, a: DRef | Distributed, /, *args: object, **keywords: object
-    ) -> DRef[T_co]: ...
-
-    @overload
-    def __call__(
-        self, a: object, b: DRef | Distributed, /, *args: object, **keywords: object
-    ) -> DRef[T_co]: ...
-
-    def __call__(self, /, *args: Any, **keywords: Any) -> DRef[T_co]:
-        """Calls the function; returns at once.
-
-        Args:
-            *args: As of the function.
-            **keywords: As of the function.
-
-        Returns:
-            The register that will hold the results.
-        """
-        with LimitBlock(self._core, self.seconds):
-            return self.func(*args, **keywords)
-
-    def on(
-        self, workers: Iterable[int] | WorkerGrid | None = None, *, worker: int | None = None
-    ) -> LimitedFunction[P, T_co]:
-        """Chooses workers; see :meth:`DPackedFunc.on`."""
-        func: Any = self.func
-        return LimitedFunction(self._core, func.on(workers, worker=worker), self.seconds)
-
-    def __repr__(self) -> str:
-        return f"{self.func!r}.limit({self.seconds:g})"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from disco_client.cells import file_of_cell
 from disco_client.core import DRef, Renewable
 from disco_client.errors import ConfigError, NotAllowed, RemoteError
 from disco_client.modules import bring, digest_of, source_of
@@ -108,11 +109,8 @@ def _place_of(thing: Any) -> _Place:
         )
         raise ConfigError(msg)
     if module_name == "__main__" and not getattr(module, "__file__", None):
-        msg = (
-            f"{qualname!r} is defined in an interactive program, which has no file to bring to the"
-            " workers; put it into a file, and import it from there"
-        )
-        raise ConfigError(msg)
+        file = file_of_cell(qualname.partition(".")[0], vars(module))
+        return _Place(file.stem, qualname, file, only_brought=True)
     if _is_installed(module):
         return _Place(module_name, qualname)
     name, file = source_of(module)

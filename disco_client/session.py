@@ -345,14 +345,15 @@ class Session:
         file, the program's own among them, the session brings the file first, as
         :meth:`load_source` does, and waits for that; what stands below ``if __name__ ==
         "__main__":`` is not executed there. A function of an installed package is found if the
-        workers have the package and their allow-list covers it. Nothing is pickled.
+        workers have the package and their allow-list covers it. Of a notebook's cell they get the
+        source, with the modules, constants and functions that it uses. Nothing is pickled.
 
         Args:
             func: A function that is defined at the top of its module or in a class.
 
         Raises:
             ConfigError: Workers cannot find it: it captures variables, is a lambda, or is defined
-                inside of another function or in an interactive program.
+                inside of another function; or one of a notebook uses another kind of global.
             TypeError: It is no function.
             NotAllowed: A worker's settings do not let sessions load what clients bring.
             RemoteError: See above. What the import of the file raises on worker 0.

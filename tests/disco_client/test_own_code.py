@@ -260,7 +260,7 @@ def test_the_program_s_own_functions_are_on_its_workers(tmp_path, kind, guard, s
     assert says in done.stdout + done.stderr
 
 
-def test_an_interactive_program_has_no_file():
+def test_a_prompt_without_sources_is_refused():
     """The error says where to put the function."""
     text = (
         "import disco_client\ndef f(): return 1\n"
@@ -268,4 +268,4 @@ def test_an_interactive_program_has_no_file():
     )
     program = [sys.executable, "-c", text]
     done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
-    assert "put it into a file, and import it from there" in done.stderr
+    assert "put it into a file and import it from there" in done.stderr
