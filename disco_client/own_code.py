@@ -13,6 +13,7 @@ from disco_client.cells import file_of_cell
 from disco_client.core import DRef, Renewable
 from disco_client.errors import ConfigError, NotAllowed, RemoteError
 from disco_client.modules import bring, digest_of, source_of
+from disco_client.sources import described
 
 if TYPE_CHECKING:
     from disco_client.core import SessionCore
@@ -104,8 +105,8 @@ def _place_of(thing: Any) -> _Place:
     module = sys.modules.get(module_name)
     if module is None or _found_in(module, qualname) != thing:
         msg = (
-            f"{module_name}.{qualname} is not {thing!r} here, so workers would find something else"
-            " by that name; give what the module has under the name"
+            f"{module_name}.{qualname} is something else here, so workers would find something else"
+            f" by that name; expected what the module has there, got {described(thing)}"
         )
         raise ConfigError(msg)
     if module_name == "__main__" and not getattr(module, "__file__", None):
