@@ -67,6 +67,7 @@ class SoakProgram:
             self._failure,
         ]
         self.begin(session)
+        session.sync_all()  # an interrupt that ends the import on a worker leaves it no functions
         self._burst()
 
     def begin(self, session: Session) -> None:
