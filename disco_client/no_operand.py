@@ -1,4 +1,4 @@
-"""What a program holds in place of values on the workers, and computes nothing with itself."""
+"""References as operands, which Python and numpy refuse instead of computing with the reference."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class NoOperand:
     def _refuse(self, what: str) -> NoReturn:
         function = repr(what) if what.startswith("numpy.") else "name"
         msg = (
-            f"{what}: a {type(self).__name__} stands for a value of each worker, and no value is"
-            " here; ref.numpy() fetches worker 0's array, ref.get() anything, and"
+            f"{what}: a {type(self).__name__} refers to a value on each worker and is not the value"
+            " itself; ref.numpy() fetches worker 0's array, ref.get() any value, and"
             f" session.get_global_func({function})(ref) computes on the workers"
         )
         raise TypeError(msg)

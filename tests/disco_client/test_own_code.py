@@ -260,6 +260,19 @@ def test_the_program_s_own_functions_are_on_its_workers(tmp_path, kind, guard, s
     assert says in done.stdout + done.stderr
 
 
+def test_a_function_below_the_guard_is_not_on_workers(tmp_path):
+    """The error says that they do not execute it."""
+    text = (
+        "import disco_client\nif __name__ == '__main__':\n    def f(): return 1\n"
+        "    with disco_client.ProcessSession(1) as s:\n        s.function(f)"
+    )
+    (tmp_path / "guarded.py").write_text(text)
+    program = [sys.executable, str(tmp_path / "guarded.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert "'guarded.py' defines no function or class 'f'" in done.stderr
+    assert "does not execute what stands below" in done.stderr
+
+
 def test_a_prompt_without_sources_is_refused():
     """The error says where to put the function."""
     text = (

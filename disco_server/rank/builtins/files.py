@@ -174,7 +174,10 @@ def offer_source(path: str, digest: str, module_name: str, qualname: str) -> Non
     for part in _text(qualname).split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        msg = f"{Path(path).name!r} defines no function or class {qualname!r} on this worker"
+        msg = (
+            f"{Path(path).name!r} defines no function or class {qualname!r} on this worker, which"
+            " does not execute what stands below 'if __name__ == \"__main__\":'"
+        )
         raise FunctionMissing(msg)
     if isinstance(found, type):
         offer_class(f"{name}.{qualname}", found)

@@ -20,7 +20,7 @@ faulthandler.dump_traceback_later(40, exit=True)
 
 @disco_server.register_func("traced.wait")
 def wait():
-    while True:
+    while True:  # until it is interrupted; short sleeps, as one long one could not be
         time.sleep(0.001)
 
 
