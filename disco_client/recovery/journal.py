@@ -6,7 +6,7 @@ keep their numbers: if some are left out, the following batch says how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -200,21 +200,19 @@ class Journal:
                 self.segments[place] = marked = _mark(segment, commands)
                 self.nbytes += len(marked.payload) - len(segment.payload)
 
-    def interruptible(self, after: int, among: Container[int]) -> list[int]:
+    def interruptible(self, among: Collection[int]) -> list[int]:
         """The numbers of those commands that an interrupt may end or leave out.
 
         Args:
-            after: It does not concern those up to this one.
             among: Those that it concerns.
         """
+        first, last = min(among, default=1), max(among, default=0)
         return [
             seq
             for segment in self.segments
-            if segment.last > after
+            if segment.first <= last and first <= segment.last
             for seq, command in segment.entries()
-            if seq > after
-            and seq in among
-            and (isinstance(command, tuple) or command.action in INTERRUPTIBLE)
+            if seq in among and (isinstance(command, tuple) or command.action in INTERRUPTIBLE)
         ]
 
     def _data_of(self, ticket: int) -> bytes | None:

@@ -122,21 +122,35 @@ class Replaying(Recovering):
 
     # Interrupts -----------------------------------------------------------------------------
 
-    def _may_interrupt(self, incarnation: Incarnation) -> bool:
-        """Whether these workers are past what all those before had done: that is not interrupted.
+    def interrupt(self, until: int, workers: Sequence[int], *, force: bool = False) -> bool:
+        """Interrupts commands, also those that other workers repeat just now and that never end."""
+        incarnation, done = self._incarnation, self._client.acked
+        if incarnation.error is not None:
+            return True
+        if force or incarnation.acked >= done:
+            incarnation.transport.interrupt(until, workers, force=force)
+        elif until > done:
+            # They may still be in what all workers before had done, which is not interrupted.
+            incarnation.transport.cancel([(done + 1, until)])
+        return True
 
-        They may repeat more, which the program waits for, and which may never end.
-        """
-        return super()._may_interrupt(incarnation) and incarnation.acked >= self._client.acked
+    def cancel(self, commands: Sequence[tuple[int, int]]) -> None:
+        """Cancels commands, also those that other workers repeat just now."""
+        incarnation = self._incarnation
+        if incarnation.error is None:
+            incarnation.transport.cancel(commands)
 
     def begin_interrupt(self, key: object, commands: Collection[int]) -> None:
-        """Notes that commands are being interrupted: what is not known to be over is not repeated.
+        """Notes that commands are being interrupted: lost workers' successors leave them out.
 
         Args:
             key: Names the interrupt.
-            commands: Their numbers.
+            commands: Their numbers. Not all workers had executed them.
         """
         self._interrupting[key] = commands
+        with self._lock:
+            if self._incarnation.error is not None:  # others are about to be sent everything
+                self._leave_out_unknown(commands)
 
     def end_interrupt(self, key: object) -> None:
         """Notes that it is known what an interrupt has ended."""
@@ -152,16 +166,21 @@ class Replaying(Recovering):
             self._incarnation.sent.retain_all()
             self._journal.leave_out(commands)
 
+    def _leave_out_unknown(self, commands: Collection[int]) -> None:
+        """Leaves out what is being interrupted where workers were lost; the lock is held.
+
+        Nobody can say how far they had come: what is acknowledged may have been interrupted.
+        """
+        self._incarnation.sent.retain_all()
+        unknown = self._journal.interruptible(commands)
+        self._journal.leave_out(dict.fromkeys(unknown, InterruptedAt.WITHIN))
+
     def lost(self, incarnation: Incarnation, error: SessionError) -> None:
         """Called when an incarnation is over; requests other workers, or the session is lost."""
-        interrupts = list(self._interrupting.values())
         with self._lock:
-            if interrupts and incarnation is self._incarnation:
-                # Nobody can say how far its workers had come.
-                incarnation.sent.retain_all()
-                for commands in interrupts:
-                    unknown = self._journal.interruptible(incarnation.acked, commands)
-                    self._journal.leave_out(dict.fromkeys(unknown, InterruptedAt.WITHIN))
+            if incarnation is self._incarnation:
+                for commands in list(self._interrupting.values()):
+                    self._leave_out_unknown(commands)
         super().lost(incarnation, error)
 
     # When workers are lost ------------------------------------------------------------------

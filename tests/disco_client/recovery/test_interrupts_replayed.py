@@ -245,22 +245,74 @@ def test_what_took_too_long_is_not_done_again(session, call, lose, settled):
         assert settled(ran) == settled(reads) == ["Interrupted"] * 2
 
 
+def nothing(_session, _call, _endless):
+    """Nothing is issued behind an endless command."""
+
+
+def a_question_given_up(_session, call, endless):
+    """Its result is asked for, and that of what is behind it, and neither is waited for."""
+    for ref in (endless, call("add", 1, 1, 0)):
+        with pytest.raises(errors.DiscoTimeout):
+            ref.get(timeout=0.05)
+
+
+def a_wait_given_up(session, _call, _endless):
+    """All workers are waited for, and that is given up."""
+    with pytest.raises(errors.DiscoTimeout):
+        session.sync_all(timeout=0.05)
+
+
+def await_others(session, former):
+    """Returns when other workers have taken the place of some, though they are not as far."""
+    deadline = time.monotonic() + 40
+    while {each.pid for each in session.workers} & {each.pid for each in former}:
+        assert time.monotonic() < deadline, "no other workers have come"
+
+
 @pytest.mark.parametrize("how", ["interrupt", "cancel"])
-def test_what_is_repeated_and_never_ends_is_interrupted(session, call, lose, settled, how):
+@pytest.mark.parametrize("follow", [nothing, a_question_given_up, a_wait_given_up])
+def test_what_is_repeated_and_never_ends_is_interrupted(session, call, settled, how, follow):
     """Where nobody had executed it before; what had been executed is there."""
+    with watched(60):
+        # Without a question, so that workers acknowledge them together with others.
+        before = [call("add", 1, 1, 0) for _ in range(1500)][-1]
+        endless = call("spin", 600)
+        follow(session, call, endless)
+        await_start(session, "interrupt.spin")
+        former = session.workers
+        os.kill(former[1].pid, signal.SIGKILL)
+        await_others(session, former)
+        await_start(session, "interrupt.spin")
+        end(session, endless, how)
+        assert settled(endless) == ["Interrupted"] * 2
+        assert settled(before) == [2, 2]
+        session.sync_all()
+
+
+def end(session, endless, how):
+    """Ends an endless command."""
+    if how == "cancel":
+        endless.cancel()
+    else:
+        assert session.interrupt(grace=GRACE_S) == ()
+        with pytest.raises(errors.Interrupted):
+            session.sync_all()
+
+
+@pytest.mark.parametrize("how", ["interrupt", "cancel"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_never_ends_is_ended_while_workers_are_replaced(session, call, settled, how, seed):
+    """At any moment around a loss, and although the program has given up waiting for it."""
+    chance = random.Random(seed)
     with watched(60):
         before = call("add", 1, 1, 0)
         session.sync_all()
         endless = call("spin", 600)
+        a_question_given_up(session, call, endless)
         await_start(session, "interrupt.spin")
-        lose(session)
-        await_start(session, "interrupt.spin")
-        if how == "cancel":
-            endless.cancel()
-        else:
-            assert session.interrupt(grace=GRACE_S) == ()
-            with pytest.raises(errors.Interrupted):
-                session.sync_all()
+        os.kill(session.workers[1].pid, signal.SIGKILL)
+        time.sleep(chance.random() * 2)  # a random moment of the recovery
+        end(session, endless, how)
         assert settled(endless) == ["Interrupted"] * 2
         assert settled(before) == [2, 2]
         session.sync_all()

@@ -259,8 +259,9 @@ def test_interrupted_commands_are_marked_wherever_they_stand(journal, log):
     log.issue(Action.CALL_PACKED, func=1, reg=3)
     keep(journal, log)
     before = [entry for segment in journal.segments for entry in segment.entries()]
-    assert journal.interruptible(0, range(1, 6)) == [2, 3, 4, 5]
-    assert journal.interruptible(2, (2, 3, 4)) == [3, 4]
+    assert journal.interruptible(range(1, 6)) == [2, 3, 4, 5]
+    assert journal.interruptible((3, 4)) == [3, 4]
+    assert journal.interruptible(()) == []
     journal.leave_out({3: InterruptedAt.BEFORE, 4: InterruptedAt.WITHIN})
     after = dict(entry for segment in journal.segments for entry in segment.entries())
     marks = {
