@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isco_client/pb/values.proto\x12\x08\x64isco.v1\"\x97\x03\n\x05Value\x12\r\n\x03reg\x18\x01 \x01(\rH\x00\x12\r\n\x03int\x18\x02 \x01(\x12H\x00\x12\x0f\n\x05\x66loat\x18\x03 \x01(\x01H\x00\x12\r\n\x03str\x18\x04 \x01(\tH\x00\x12\x0f\n\x05\x62ytes\x18\x05 \x01(\x0cH\x00\x12\x0e\n\x04\x62ool\x18\x06 \x01(\x08H\x00\x12\x1e\n\x04none\x18\x07 \x01(\x0b\x32\x0e.disco.v1.NullH\x00\x12\x0f\n\x05\x64type\x18\x08 \x01(\tH\x00\x12\"\n\x06\x64\x65vice\x18\t \x01(\x0b\x32\x10.disco.v1.DeviceH\x00\x12 \n\x05shape\x18\n \x01(\x0b\x32\x0f.disco.v1.ShapeH\x00\x12#\n\x04list\x18\x0b \x01(\x0b\x32\x13.disco.v1.ValueListH\x00\x12!\n\x03map\x18\x0c \x01(\x0b\x32\x12.disco.v1.ValueMapH\x00\x12 \n\x05\x61rray\x18\r \x01(\x0b\x32\x0f.disco.v1.ArrayH\x00\x12\"\n\x06opaque\x18\x0e \x01(\x0b\x32\x10.disco.v1.OpaqueH\x00\x12\"\n\x06scalar\x18\x0f \x01(\x0b\x32\x10.disco.v1.ScalarH\x00\x42\x06\n\x04kind\"\x06\n\x04Null\"%\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"\x15\n\x05Shape\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x04\"+\n\tValueList\x12\x1e\n\x05items\x18\x01 \x03(\x0b\x32\x0f.disco.v1.Value\"i\n\x08ValueMap\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.disco.v1.ValueMap.Entry\x1a\x34\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.disco.v1.Value\"%\n\x06Scalar\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"Q\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x10\n\x06ticket\x18\x04 \x01(\x04H\x00\x42\x06\n\x04\x64\x61ta\"4\n\x06Opaque\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64isco_client/pb/values.proto\x12\x08\x64isco.v1\"\xbb\x03\n\x05Value\x12\r\n\x03reg\x18\x01 \x01(\rH\x00\x12\r\n\x03int\x18\x02 \x01(\x12H\x00\x12\x0f\n\x05\x66loat\x18\x03 \x01(\x01H\x00\x12\r\n\x03str\x18\x04 \x01(\tH\x00\x12\x0f\n\x05\x62ytes\x18\x05 \x01(\x0cH\x00\x12\x0e\n\x04\x62ool\x18\x06 \x01(\x08H\x00\x12\x1e\n\x04none\x18\x07 \x01(\x0b\x32\x0e.disco.v1.NullH\x00\x12\x0f\n\x05\x64type\x18\x08 \x01(\tH\x00\x12\"\n\x06\x64\x65vice\x18\t \x01(\x0b\x32\x10.disco.v1.DeviceH\x00\x12 \n\x05shape\x18\n \x01(\x0b\x32\x0f.disco.v1.ShapeH\x00\x12#\n\x04list\x18\x0b \x01(\x0b\x32\x13.disco.v1.ValueListH\x00\x12!\n\x03map\x18\x0c \x01(\x0b\x32\x12.disco.v1.ValueMapH\x00\x12 \n\x05\x61rray\x18\r \x01(\x0b\x32\x0f.disco.v1.ArrayH\x00\x12\"\n\x06opaque\x18\x0e \x01(\x0b\x32\x10.disco.v1.OpaqueH\x00\x12\"\n\x06scalar\x18\x0f \x01(\x0b\x32\x10.disco.v1.ScalarH\x00\x12\"\n\x06record\x18\x10 \x01(\x0b\x32\x10.disco.v1.RecordH\x00\x42\x06\n\x04kind\"\x06\n\x04Null\"%\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"\x15\n\x05Shape\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x04\"=\n\tValueList\x12\x1e\n\x05items\x18\x01 \x03(\x0b\x32\x0f.disco.v1.Value\x12\x10\n\x08is_tuple\x18\x02 \x01(\x08\"i\n\x08ValueMap\x12\'\n\x05items\x18\x01 \x03(\x0b\x32\x18.disco.v1.ValueMap.Entry\x1a\x34\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.disco.v1.Value\"%\n\x06Scalar\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"R\n\x06Record\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x1e\n\x05items\x18\x02 \x03(\x0b\x32\x0f.disco.v1.Value\x12\n\n\x02of\x18\x03 \x01(\t\x12\x0e\n\x06\x66ields\x18\x04 \x03(\t\"Q\n\x05\x41rray\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\x10\n\x06inline\x18\x03 \x01(\x0cH\x00\x12\x10\n\x06ticket\x18\x04 \x01(\x04H\x00\x42\x06\n\x04\x64\x61ta\"4\n\x06Opaque\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,23 +32,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'disco_client.pb.values_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VALUE']._serialized_start=43
-  _globals['_VALUE']._serialized_end=450
-  _globals['_NULL']._serialized_start=452
-  _globals['_NULL']._serialized_end=458
-  _globals['_DEVICE']._serialized_start=460
-  _globals['_DEVICE']._serialized_end=497
-  _globals['_SHAPE']._serialized_start=499
-  _globals['_SHAPE']._serialized_end=520
-  _globals['_VALUELIST']._serialized_start=522
-  _globals['_VALUELIST']._serialized_end=565
-  _globals['_VALUEMAP']._serialized_start=567
-  _globals['_VALUEMAP']._serialized_end=672
-  _globals['_VALUEMAP_ENTRY']._serialized_start=620
-  _globals['_VALUEMAP_ENTRY']._serialized_end=672
-  _globals['_SCALAR']._serialized_start=674
-  _globals['_SCALAR']._serialized_end=711
-  _globals['_ARRAY']._serialized_start=713
-  _globals['_ARRAY']._serialized_end=794
-  _globals['_OPAQUE']._serialized_start=796
-  _globals['_OPAQUE']._serialized_end=848
+  _globals['_VALUE']._serialized_end=486
+  _globals['_NULL']._serialized_start=488
+  _globals['_NULL']._serialized_end=494
+  _globals['_DEVICE']._serialized_start=496
+  _globals['_DEVICE']._serialized_end=533
+  _globals['_SHAPE']._serialized_start=535
+  _globals['_SHAPE']._serialized_end=556
+  _globals['_VALUELIST']._serialized_start=558
+  _globals['_VALUELIST']._serialized_end=619
+  _globals['_VALUEMAP']._serialized_start=621
+  _globals['_VALUEMAP']._serialized_end=726
+  _globals['_VALUEMAP_ENTRY']._serialized_start=674
+  _globals['_VALUEMAP_ENTRY']._serialized_end=726
+  _globals['_SCALAR']._serialized_start=728
+  _globals['_SCALAR']._serialized_end=765
+  _globals['_RECORD']._serialized_start=767
+  _globals['_RECORD']._serialized_end=849
+  _globals['_ARRAY']._serialized_start=851
+  _globals['_ARRAY']._serialized_end=932
+  _globals['_OPAQUE']._serialized_start=934
+  _globals['_OPAQUE']._serialized_end=986
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,7 @@ class Value(google.protobuf.message.Message):
     ARRAY_FIELD_NUMBER: builtins.int
     OPAQUE_FIELD_NUMBER: builtins.int
     SCALAR_FIELD_NUMBER: builtins.int
+    RECORD_FIELD_NUMBER: builtins.int
     reg: builtins.int
     """A register of the worker that decodes the value; its content is meant."""
     int: builtins.int
@@ -62,6 +63,8 @@ class Value(google.protobuf.message.Message):
 
     @property
     def scalar(self) -> global___Scalar: ...
+    @property
+    def record(self) -> global___Record: ...
     def __init__(
         self,
         *,
@@ -80,10 +83,11 @@ class Value(google.protobuf.message.Message):
         array: global___Array | None = ...,
         opaque: global___Opaque | None = ...,
         scalar: global___Scalar | None = ...,
+        record: global___Record | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "reg", b"reg", "scalar", b"scalar", "shape", b"shape", "str", b"str"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "reg", b"reg", "scalar", b"scalar", "shape", b"shape", "str", b"str"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["reg", "int", "float", "str", "bytes", "bool", "none", "dtype", "device", "shape", "list", "map", "array", "opaque", "scalar"] | None: ...
+    def HasField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "record", b"record", "reg", b"reg", "scalar", b"scalar", "shape", b"shape", "str", b"str"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["array", b"array", "bool", b"bool", "bytes", b"bytes", "device", b"device", "dtype", b"dtype", "float", b"float", "int", b"int", "kind", b"kind", "list", b"list", "map", b"map", "none", b"none", "opaque", b"opaque", "record", b"record", "reg", b"reg", "scalar", b"scalar", "shape", b"shape", "str", b"str"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["reg", "int", "float", "str", "bytes", "bool", "none", "dtype", "device", "shape", "list", "map", "array", "opaque", "scalar", "record"] | None: ...
 
 global___Value = Value
 
@@ -140,19 +144,22 @@ global___Shape = Shape
 
 @typing.final
 class ValueList(google.protobuf.message.Message):
-    """An ordered list of values."""
+    """An ordered list of values, or a tuple of them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: builtins.int
+    IS_TUPLE_FIELD_NUMBER: builtins.int
+    is_tuple: builtins.bool
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Value]: ...
     def __init__(
         self,
         *,
         items: collections.abc.Iterable[global___Value] | None = ...,
+        is_tuple: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_tuple", b"is_tuple", "items", b"items"]) -> None: ...
 
 global___ValueList = ValueList
 
@@ -215,6 +222,40 @@ class Scalar(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data", "dtype", b"dtype"]) -> None: ...
 
 global___Scalar = Scalar
+
+@typing.final
+class Record(google.protobuf.message.Message):
+    """A value that is made of others, by a schema that both sides know: a set, a date, a dataclass."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: builtins.int
+    ITEMS_FIELD_NUMBER: builtins.int
+    OF_FIELD_NUMBER: builtins.int
+    FIELDS_FIELD_NUMBER: builtins.int
+    type: builtins.str
+    """Of the closed set of disco_client/wire/records.py, such as "complex"."""
+    of: builtins.str
+    """The class of a dataclass, a named tuple or an enumeration, as "module:Qualified.name"."""
+    @property
+    def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Value]:
+        """What it is made of, in the order of the schema."""
+
+    @property
+    def fields(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The fields of a dataclass or a named tuple, one for each item."""
+
+    def __init__(
+        self,
+        *,
+        type: builtins.str = ...,
+        items: collections.abc.Iterable[global___Value] | None = ...,
+        of: builtins.str = ...,
+        fields: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fields", b"fields", "items", b"items", "of", b"of", "type", b"type"]) -> None: ...
+
+global___Record = Record
 
 @typing.final
 class Array(google.protobuf.message.Message):

@@ -17,6 +17,8 @@ from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
 from disco_client.wire.array_likes import loss_of, refuse_loss
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.host_arrays import as_host_array
+from disco_client.wire.parts import Parts, is_named
+from disco_client.wire.records import make_record, parts_of
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
     MAX_DEPTH,
@@ -30,7 +32,6 @@ from disco_client.wire.values import (
     ffi_shape,
     is_array,
     is_int64,
-    not_int64,
     shown,
 )
 
@@ -60,6 +61,7 @@ __all__ = [
     "is_shape",
     "join_envelopes",
     "mismatch",
+    "record_of",
     "registers_in",
     "split_keywords",
     "tickets_in",
@@ -264,6 +266,9 @@ def encode_value(
     elif speaks_dlpack(value):
         shared = porter.from_device(value)
         _encode_array(out, as_host_array(value) if shared is None else shared, porter)
+    elif (parts := parts_of(value)) is not None:
+        _check_depth(depth)
+        _encode_record(out, parts, porter, register_of, depth)
     else:
         _encode_other(out, value)
 
@@ -324,9 +329,11 @@ def _encode_bool(out: EncodedValue, value: Any) -> None:
 
 
 def _encode_int(out: EncodedValue, value: Any) -> None:
-    if not is_int64(value):
-        raise EncodingError(not_int64(value))
-    out.int = int(value)
+    number = int(value)
+    if is_int64(number):
+        out.int = number
+    else:
+        _encode_record(out, cast("Parts", parts_of(number)))
 
 
 def _encode_float(out: EncodedValue, value: Any) -> None:
@@ -445,8 +452,9 @@ def _encode_foreign_device(out: EncodedValue, value: Any) -> None:
     if device is None:
         msg = loss_of(value) or (
             f"a value of type {type_name(value)} cannot travel; "
-            "expected None, bool, int, float, str, bytes, dtype, Device, Shape, ndarray, what "
-            "speaks DLPack, DRef, or a list or string-keyed dict of these"
+            "expected None, a number, str, bytes, a date or time, a path, dtype, Device, Shape, "
+            "ndarray, what speaks DLPack, DRef, a dataclass or an enum, or a list, tuple, set or "
+            "string-keyed dict of these"
         )
         raise EncodingError(msg)
     _encode_device(out, device)
@@ -459,7 +467,12 @@ def _encode_list(
     register_of: RegisterOf,
     depth: int,
 ) -> None:
+    if is_named(value):
+        _encode_record(out, cast("Parts", parts_of(value)), porter, register_of, depth)
+        return
     out.list.SetInParent()
+    if isinstance(value, tuple):
+        out.list.is_tuple = True
     items = out.list.items
     number = -1
     try:
@@ -492,6 +505,23 @@ def _encode_map(
             encode_value(entry.value, item, porter, register_of, depth + 1)
         except EncodingError as error:
             raise error.within(f"[{key!r}]") from error.__cause__
+
+
+def _encode_record(
+    out: EncodedValue,
+    parts: Parts,
+    porter: ArrayPorter = _NO_PORTER,
+    register_of: RegisterOf = _no_register,
+    depth: int = 0,
+) -> None:
+    record = out.record
+    record.type, record.of = parts.type, parts.of
+    record.fields.extend(parts.fields)
+    for number, item in enumerate(parts.items):
+        try:
+            encode_value(record.items.add(), item, porter, register_of, depth + 1)
+        except EncodingError as error:
+            raise error.within(parts.step(number)) from error.__cause__
 
 
 def _encode_array(out: EncodedValue, value: Any, porter: ArrayPorter) -> None:
@@ -573,17 +603,44 @@ def decode_value(  # noqa: PLR0911  (one return for each kind of value)
         return Device(value.device.kind, value.device.index)
     if kind == "list":
         _check_depth(depth)
-        return [decode_value(item, porter, registers, depth + 1) for item in value.list.items]
+        items = [decode_value(item, porter, registers, depth + 1) for item in value.list.items]
+        return _list_of(items, value.list)
     if kind == "map":
         _check_depth(depth)
         return {
             entry.key: decode_value(entry.value, porter, registers, depth + 1)
             for entry in value.map.items
         }
-    if kind == "opaque":
+    if kind == "record":
+        _check_depth(depth)
+        record = value.record
+        items = [decode_value(item, porter, registers, depth + 1) for item in record.items]
+        return record_of(record, items)
+    return _decode_opaque(value)
+
+
+def _decode_opaque(value: EncodedValue) -> Opaque:
+    if value.WhichOneof("kind") == "opaque":
         return Opaque(value.opaque.type, value.opaque.text, value.opaque.reason)
     msg = "expected a value, got an empty message"
     raise EncodingError(msg)
+
+
+def record_of(encoded: values_pb2.Record, items: Sequence[Any]) -> Any:
+    """Makes a value of what it is made of, which is decoded.
+
+    Args:
+        encoded: It, as it came.
+        items: What it is made of.
+
+    Raises:
+        EncodingError: There is no such type here, or these are no parts of its values.
+    """
+    return make_record(Parts(encoded.type, items, encoded.of, encoded.fields))
+
+
+def _list_of(items: list[Any], encoded: values_pb2.ValueList) -> list[Any] | tuple[Any, ...]:
+    return tuple(items) if encoded.is_tuple else items
 
 
 def _decode_dtype(name: str) -> np.dtype[Any]:
@@ -664,10 +721,12 @@ def decode_failure(encoded: commands_pb2.Failure) -> tuple[RemoteFailure, Failur
 
 
 def inner_values(value: EncodedValue) -> Iterable[EncodedValue]:
-    """The values of an encoded list or map, in order; none of any other value."""
+    """The values that an encoded value is made of, in order; none of one that is simple."""
     kind = value.WhichOneof("kind")
     if kind == "list":
         return value.list.items
+    if kind == "record":
+        return value.record.items
     return (entry.value for entry in value.map.items) if kind == "map" else ()
 
 

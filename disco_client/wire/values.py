@@ -4,26 +4,33 @@
 Python                arrives on the other side as
 ===================== =================================================
 ``None``, ``bool``    the same
-``int``               ``int`` (64 bits, signed)
+``int``               the same, of any size
 ``float``             ``float`` (64 bits)
+``complex``           the same
 ``str``               ``str``
 ``bytes``             ``bytes`` (also from ``bytearray``, ``memoryview``)
+``Decimal``           the same
+dates and times       the same, with their zone
+paths                 the same
 numpy scalar          the same: its type and dtype, and of times the unit
 ``numpy.str_``        ``str``
 ``numpy.bytes_``      ``bytes``
 ``numpy.dtype``       ``numpy.dtype``; also from ``tvm_ffi.dtype``
 :class:`Device`       :class:`Device`; also from TVM's and torch's
 :class:`Shape`        :class:`Shape`; also from ``tvm_ffi.Shape``
-``list``, ``tuple``   ``list``
+``list``, ``tuple``   the same
+sets                  the same, frozen or not
 ``dict`` (str keys)   ``dict``, with its keys in the same order
+dataclass, enum,      the same, where that side has imported the class;
+named tuple           no code of the class is executed for it
 ``numpy.ndarray``     ``numpy.ndarray`` in C order; also from what
                       speaks DLPack, in the CPU's memory
 ``DRef``              on a worker: what its register holds
 ===================== =================================================
 
-What is derived from a Python type arrives as that type: an ``IntEnum`` as an ``int``, a named
-tuple as a ``list``, an ``OrderedDict`` as a ``dict``. What would lose its meaning so is refused:
-a number with a unit, and arrays of :mod:`disco_client.wire.array_likes`.
+What is derived from a Python type otherwise arrives as that type: an ``IntEnum`` as an ``int``, an
+``OrderedDict`` as a ``dict``. What would lose its meaning so is refused: a number with a unit, and
+arrays of :mod:`disco_client.wire.array_likes`.
 """
 
 from __future__ import annotations

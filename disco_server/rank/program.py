@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -33,6 +34,8 @@ from disco_client.wire.codec import (
     EncodedProgram,
     EncodedValue,
     decode_value,
+    inner_values,
+    record_of,
     split_keywords,
 )
 from disco_client.wire.reports import ACTION_NAMES, what_is_done
@@ -288,20 +291,22 @@ class Flattener:
             return [str(value.int)]
         if kind == "array":
             return [f"{self._constant(self.linker.place(decode_value(value)))}.copy()"]
-        if kind not in {"list", "map"}:
+        if kind not in {"list", "map", "record"}:
             return [self._constant(decode_value(value))]
         if depth >= MAX_DEPTH:
             msg = f"lists and maps may nest {MAX_DEPTH} deep, these go deeper"
             raise EncodingError(msg)
         tokens: list[Token] = []
-        if kind == "list":
-            for item in value.list.items:
-                tokens += (*self._expression(item, bound, depth + 1), ", ")
-            return ["[", *tokens, "]"]
-        for entry in value.map.items:
-            inside = self._expression(entry.value, bound, depth + 1)
-            tokens += (f"{self._constant(entry.key)}: ", *inside, ", ")
-        return ["{", *tokens, "}"]
+        if kind == "map":
+            for entry in value.map.items:
+                inside = self._expression(entry.value, bound, depth + 1)
+                tokens += (f"{self._constant(entry.key)}: ", *inside, ", ")
+            return ["{", *tokens, "}"]
+        for item in inner_values(value):
+            tokens += (*self._expression(item, bound, depth + 1), ", ")
+        if kind == "record":
+            return [f"{self._constant(partial(record_of, value.record))}([", *tokens, "])"]
+        return ["(", *tokens, ")"] if value.list.is_tuple else ["[", *tokens, "]"]
 
     def _constant(self, value: Any) -> str:
         name = f"c{len(self.constants)}"

@@ -14,6 +14,8 @@ import numpy as np
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import EncodedValue, decode_args, is_of_bytes, is_shape, tickets_in
 from disco_client.wire.dlpack import on_host
+from disco_client.wire.parts import is_named
+from disco_client.wire.records import make_record, parts_of
 from disco_client.wire.values import MAX_DEPTH, ArrayPorter, Device, ReduceName, is_array, shown
 from disco_server.collectives.collective_watch import say
 from disco_server.collectives.loss import Loss
@@ -791,23 +793,42 @@ class DevicePorter(ArrayPorter):
         if type(value) is np.ndarray or is_any_array(value):
             return self._copied_array(native(value))
         kind = cast("Any", type(value))
-        if issubclass(kind, (list, tuple)) and not is_shape(value):
+        if kind in _UNCHANGING:
+            return value
+        if issubclass(kind, (list, tuple)) and not (is_shape(value) or is_named(value)):
             items: list[Any] = list(value)
-            if _UNCHANGING.issuperset(map(type, items)):
-                return items
-            return [self._inside(item, number, depth) for number, item in enumerate(items)]
+            if not _UNCHANGING.issuperset(map(type, items)):
+                items = [self._inside(item, number, depth) for number, item in enumerate(items)]
+            return tuple(items) if issubclass(kind, tuple) else items
         if issubclass(kind, dict):
             pairs = cast("dict[Any, Any]", value).items()
             return {key: self._inside(item, key, depth) for key, item in pairs}
         if kind is memoryview and not is_of_bytes(value):
             return value  # which could not travel
-        return bytes(value) if kind in (bytearray, memoryview) else value
+        if kind in (bytearray, memoryview):
+            return bytes(value)
+        return self._copied_record(value, depth)
+
+    def _copied_record(self, value: Any, depth: int) -> Any:
+        try:
+            parts = parts_of(value)
+        except EncodingError:
+            return value  # which could not travel
+        if parts is None:
+            return value
+        items = [
+            self._at(parts.step(number), item, depth) for number, item in enumerate(parts.items)
+        ]
+        return make_record(parts._replace(items=items))
 
     def _inside(self, value: Any, step: object, depth: int) -> Any:
+        return self._at(f"[{shown(step)}]", value, depth)
+
+    def _at(self, step: str, value: Any, depth: int) -> Any:
         try:
             return self._copied(value, depth + 1)
         except EncodingError as error:
-            raise error.within(f"[{shown(step)}]") from error.__cause__
+            raise error.within(step) from error.__cause__
 
     def _copied_array(self, array: Any) -> Any:
         if not is_array(array):

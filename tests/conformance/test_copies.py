@@ -48,7 +48,7 @@ def test_a_fetched_value_is_a_copy_all_through(tools):
     pair = tools.call("arrays.make", "pair")
     pair.get()[0][:] = 5
     assert [part.tolist() for part in pair.get()] == [[0, 0], [1, 1]]
-    assert type(pair.get()) is list
+    assert type(pair.get()) is tuple
 
 
 def test_a_fetch_has_the_content_of_its_place_among_the_commands(session, tools):

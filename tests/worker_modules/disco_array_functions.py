@@ -6,20 +6,12 @@ import asyncio
 import functools
 import tempfile
 import warnings
-from typing import NamedTuple
 
 import numpy as np
 
 import disco_server
 from disco_server.collectives.types import ReduceOp
 from disco_server.rank.functions import register_func
-
-
-class Pair(NamedTuple):
-    """Two arrays with names."""
-
-    first: np.ndarray
-    second: np.ndarray
 
 
 class Length(np.ndarray):
@@ -90,7 +82,7 @@ MAKERS = {
     "objects": lambda: np.array([1, None]),
     "sparse": Sparse,
     "NaN": lambda: np.array([1.0, np.nan]),
-    "pair": lambda: Pair(np.zeros(2), np.ones(2)),
+    "pair": lambda: (np.zeros(2), np.ones(2)),
     "nested": lambda: [np.zeros(2), {"a": (np.ones(2), "b")}],
     "read-only": lambda: np.broadcast_to(np.float32(2), (2, 3)),
     "float32": lambda: np.float32(0.1),

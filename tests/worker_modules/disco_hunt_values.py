@@ -35,6 +35,14 @@ class Pair(NamedTuple):
     second: object
 
 
+@dataclasses.dataclass
+class Box:
+    """Holds a value."""
+
+    held: object
+    label: str = "a"
+
+
 class Colour(enum.IntEnum):
     """Numbers with names."""
 
@@ -185,8 +193,8 @@ def big(held):
 
 
 _NAMES = {
-    **{each.__name__: each for each in (Pair, Colour, Mode, State, Word, Metres, Kelvin, Items)},
-    **{each.__name__: each for each in (Length, Named, Point, Foreign, ArrayLike, Sparse)},
+    **{each.__name__: each for each in (Pair, Box, Colour, Mode, State, Word, Metres, Kelvin)},
+    **{each.__name__: each for each in (Items, Length, Named, Point, Foreign, ArrayLike, Sparse)},
     **{each.__name__: each for each in (filled, read_only, matrix, mapped, big, dtype_of)},
     **{name: getattr(collections, name) for name in ("OrderedDict", "Counter", "deque")},
     **{name: getattr(collections, name) for name in ("defaultdict", "UserDict", "ChainMap")},
@@ -230,6 +238,8 @@ def describe(value):
         return f"{name} [{', '.join(map(describe, value))}]"
     if isinstance(value, (Foreign, ArrayLike)):
         return f"{name} of {describe(value.held)}"
+    if isinstance(value, Box):
+        return f"{name} of {describe(value.held)} and {describe(value.label)}"
     return f"{name} {_content(value)}"
 
 

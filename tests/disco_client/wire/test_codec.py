@@ -63,7 +63,11 @@ SIMPLE = st.one_of(
 )
 VALUES = st.recursive(
     SIMPLE | arrays(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -87,7 +91,7 @@ def assert_same(got, sent):
         assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes())
     elif isinstance(sent, float):
         assert got == sent or (math.isnan(got) and math.isnan(sent))
-    elif isinstance(sent, list):
+    elif isinstance(sent, (list, tuple)):
         assert len(got) == len(sent)
         for mine, theirs in zip(got, sent, strict=True):
             assert_same(mine, theirs)
@@ -108,7 +112,6 @@ def test_every_value_comes_back_as_it_was(value):
 @pytest.mark.parametrize(
     ("sent", "got"),
     [
-        ((1, "a"), [1, "a"]),
         (bytearray(b"ab"), b"ab"),
         (memoryview(b"ab"), b"ab"),
         (np.str_("a"), "a"),
@@ -119,14 +122,14 @@ def test_every_value_comes_back_as_it_was(value):
     ids=lambda value: type(value).__name__,
 )
 def test_kindred_values_become_the_nearest_of_the_set(sent, got):
-    """A tuple arrives as a list, numpy's texts as Python's."""
+    """Buffers arrive as bytes, numpy's texts as Python's."""
     came = there_and_back(sent)
     assert came == got
     assert type(came) is type(got)
 
 
 def test_values_of_tvm_become_disco_s():
-    """Shapes, dtypes, devices, texts, bytes; what a shape may not hold is a list."""
+    """Shapes, dtypes, devices, texts, bytes; what a shape may not hold is a tuple."""
     ffi = pytest.importorskip("tvm_ffi")
     sent = [
         ffi.Shape((2, 0)),
@@ -137,10 +140,10 @@ def test_values_of_tvm_become_disco_s():
         ffi.core.Bytes(b"bytes"),
     ]
     dtype = np.dtype(ml_dtypes.bfloat16)
-    got = [Shape((2, 0)), [-1, 2], dtype, Device("cuda", 3), *sent[4:]]
+    got = [Shape((2, 0)), (-1, 2), dtype, Device("cuda", 3), *sent[4:]]
     came = there_and_back(sent)
     assert came == got
-    assert [type(each) for each in came[:2] + came[3:]] == [Shape, list, Device, str, bytes]
+    assert [type(each) for each in came[:2] + came[3:]] == [Shape, tuple, Device, str, bytes]
     for value in (ffi.dtype("float32x4"), ffi.device("metal")):
         with pytest.raises(EncodingError, match="expected"):
             encode_value(EncodedValue(), value)
@@ -164,13 +167,9 @@ def test_an_array_of_the_other_byte_order_keeps_its_values(array):
 
 
 REFUSED = {
-    "large int": 1 << 63,
-    "low int": -(1 << 63) - 1,
-    "int without a text": 10**5000,
     "object": object(),
-    "set": {1, 2},
+    "set of what cannot travel": {object()},
     "int keys": {1: 2},
-    "complex": {"a": [1j]},
     "text": "\ud800",
     "key": {"\ud800": 1},
     "objects": np.array([object()]),
@@ -196,12 +195,12 @@ def test_what_is_not_of_the_set_is_refused_as_such(value):
 def test_a_refusal_says_where_in_a_value_it_is():
     """And of which type that is; what is refused by itself needs no place."""
     with pytest.raises(
-        EncodingError, match=r"^at \[1\]\['k'\]\[0\]: a value of type builtins.set "
+        EncodingError, match=r"^at \[1\]\['k'\]\[0\]: a value of type builtins.object "
     ) as told:
-        encode_value(EncodedValue(), ["fine", {"j": 1, "k": [{1}]}])
+        encode_value(EncodedValue(), ["fine", {"j": 1, "k": [object()]}])
     assert told.value.path == "[1]['k'][0]"
-    with pytest.raises(EncodingError, match=r"^a value of type builtins.set ") as told:
-        encode_value(EncodedValue(), {1})
+    with pytest.raises(EncodingError, match=r"^a value of type builtins.object ") as told:
+        encode_value(EncodedValue(), object())
     assert told.value.path == ""
 
 
