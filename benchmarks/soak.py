@@ -174,6 +174,9 @@ class Soak:
                         self._follow(habits)
                     faults += 1
                 lost, twice = program.check()
+                if lost or twice:
+                    msg = f"{lost} commands lost and {twice} executed twice: {program.missing()[0]}"
+                    print(f"turn {turn}, {kind}, seed {self._seed}: {msg}", file=sys.stderr)
                 self.recovered += len(session.recoveries)
                 self.lost += lost
                 self.twice += twice
