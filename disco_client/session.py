@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, overload
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
@@ -338,7 +338,13 @@ class Session:
             return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
 
-    def function(self, func: Callable[P, T], /) -> DPackedFunc[P, T]:
+    @overload
+    def function(self, func: Callable[P, Coroutine[Any, Any, T]], /) -> DPackedFunc[P, T]: ...
+
+    @overload
+    def function(self, func: Callable[P, T], /) -> DPackedFunc[P, T]: ...
+
+    def function(self, func: Any, /) -> DPackedFunc[Any, Any]:
         """A function of the program, on the workers.
 
         They find it by its module and name, and it needs no registration. Of a module that is one
@@ -347,6 +353,9 @@ class Session:
         "__main__":`` is not executed there. A function of an installed package is found if the
         workers have the package and their allow-list covers it. Of a notebook's cell they get the
         source, with the modules, constants and functions that it uses. Nothing is pickled.
+
+        An ``async def`` function runs on an event loop of the worker's, and a call of it ends when
+        it has returned.
 
         Args:
             func: A function that is defined at the top of its module or in a class.

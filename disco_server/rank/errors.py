@@ -19,7 +19,8 @@ from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.observe.memory_limit import rank_limit
 from disco_server.observe.rank_memory import read_record
-from disco_server.rank.signals import CALL_ENDS, CallGuard
+from disco_server.rank.coroutines import OWN_CODE
+from disco_server.rank.signals import CALL_ENDS
 from disco_server.rank.time_limits import TimeLimitPassed
 from disco_server.storage.files import FileError, FileNotAllowed
 
@@ -155,10 +156,10 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _format(error: BaseException, trace: TracebackType | None) -> str:
-    # The first frame is the executor's own, and so may the one below it be.
+    # The first frame is the executor's own, and so may those below it be.
     below = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-    if below is not None and below.tb_frame.f_code is CallGuard.run.__code__:
-        below = below.tb_next or below
+    while below is not None and below.tb_frame.f_code in OWN_CODE and below.tb_next is not None:
+        below = below.tb_next
     chained = error.__cause__ is not None or error.__context__ is not None
     if below is None or chained or issubclass(type(error), BaseExceptionGroup):
         return "".join(traceback.format_exception(type(error), error, below))

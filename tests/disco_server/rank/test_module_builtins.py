@@ -75,10 +75,11 @@ def test_a_function_of_a_loaded_module_that_would_not_run_is_refused(at, tmp_pat
 
     async def never():
         """Does not run."""
+        yield
 
     module = LoadedModule("m.py", {"never": never, "f": abs})
     assert call("ffi.ModuleGetFunction", module, "f") is abs
-    with pytest.raises(ConfigError, match="'never' is a coroutine function"):
+    with pytest.raises(ConfigError, match="'never' is an asynchronous generator"):
         call("ffi.ModuleGetFunction", module, "never")
 
 
