@@ -55,7 +55,7 @@ def open_sessions() -> list[Session]:
     """The sessions of this program that are open, in the order in which they were opened."""
     # The references are listed at once, while other threads may open sessions.
     found = [reference() for reference in _sessions.valuerefs()]
-    return [each for each in found if each is not None and not core_of(each).closed]
+    return [each for each in found if each and core_of(each).log.ending.refused is None]
 
 
 class Session:
