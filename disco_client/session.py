@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, overload
+from weakref import WeakValueDictionary
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
 from disco_client.cancelling import Cancelling
-from disco_client.core import SessionCore
+from disco_client.core import SessionCore, core_of
 from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
 from disco_client.interrupts import Interrupts
@@ -44,7 +45,17 @@ if TYPE_CHECKING:
     from disco_client.transport.base import Expiry, RankPlace, Transport
     from disco_client.wire.values import ReduceName
 
-__all__ = ["Session"]
+__all__ = ["Session", "open_sessions"]
+
+_sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
+"""All of this program, by their ids."""
+
+
+def open_sessions() -> list[Session]:
+    """The sessions of this program that are open, in the order in which they were opened."""
+    # The references are listed at once, while other threads may open sessions.
+    found = [reference() for reference in _sessions.valuerefs()]
+    return [each for each in found if each and core_of(each).log.ending.refused is None]
 
 
 class Session:
@@ -87,6 +98,7 @@ class Session:
         outside = OutsideInterrupts(self._core, on_interrupt)
         self._core.log.window.long_waits.on_interrupt = outside.pressed
         self._core.inbox.on_interrupt_asked = outside.asked
+        _sessions[id(self)] = self
 
     @classmethod
     def _of(cls, core: SessionCore) -> Self:
