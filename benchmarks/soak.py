@@ -173,10 +173,8 @@ class Soak:
                     elif faults < _HABITS_A_TURN:
                         self._follow(habits)
                     faults += 1
-                lost, twice = program.check()
+                self._count(program, f"turn {turn}, {kind}, seed {self._seed}")
                 self.recovered += len(session.recoveries)
-                self.lost += lost
-                self.twice += twice
                 self.leaks["registers"] += program.left_behind()
         except Exception as error:  # noqa: BLE001  (every other error is a finding)
             if not (fatal and isinstance(error, _LOST)):
@@ -186,6 +184,16 @@ class Soak:
             self.commands += program.issued + program.beside.total()
         if habits is not None:
             self.given_up.update(habits.giving_up.counts)
+
+    def _count(self, program: SoakProgram, where: str) -> None:
+        """Counts what was lost and what came twice, and says which."""
+        lost, twice = program.check()
+        self.lost += lost
+        self.twice += twice
+        if lost or twice:
+            missing, _ = program.missing()
+            said = f"{lost} lost, {twice} executed twice; missing of the program's own: {missing}"
+            print(f"{where}: {said}", file=sys.stderr)
 
     def _follow(self, habits: Habits) -> None:
         """Lets the program follow one of its habits."""

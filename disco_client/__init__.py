@@ -243,5 +243,16 @@ def _find_embedded(name: str) -> Any:
         raise ExtraMissing(msg, name=error.name) from None
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Registers ``%%disco``; IPython calls it for ``%load_ext disco_client``.
+
+    Args:
+        shell: The shell of IPython.
+    """
+    from disco_client.notebook_magic import register
+
+    register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted((*__all__, *_EMBEDDED, "distributed"))

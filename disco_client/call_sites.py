@@ -11,7 +11,7 @@ from typing import TypeAlias
 from disco_client.errors import IssuedAt
 from disco_client.scopes import NO_SCOPE, Scope
 
-__all__ = ["Site", "call_site", "locate"]
+__all__ = ["Site", "call_site", "locate", "pass_over"]
 
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
@@ -33,6 +33,16 @@ def call_site(scope: Scope = NO_SCOPE) -> Site:
             break
         frame, code = back, back.f_code
     return code, frame.f_lasti, scope
+
+
+def pass_over(filename: str) -> None:
+    """Takes a file for a part of this package: what it issues is issued where it was called.
+
+    Args:
+        filename: As its code has it.
+    """
+    _outside.discard(filename)
+    _inside.add(filename)
 
 
 def _is_outside(filename: str) -> bool:

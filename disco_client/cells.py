@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from disco_client.errors import ConfigError
 
-__all__ = ["file_of_cell"]
+__all__ = ["file_of_cell", "file_of_text"]
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -47,7 +47,19 @@ def file_of_cell(name: str, space: Mapping[str, Any]) -> Path:
             " classes, modules, numbers and text with it, so pass anything else as an argument"
         )
         raise ConfigError(msg)
-    content = cell.text().encode()
+    return file_of_text(cell.text())
+
+
+def file_of_text(text: str) -> Path:
+    """Writes the text of a cell, or of what is used of one, into a file that lives as the program.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The file. Its name is that of its content, so that equal texts are one file.
+    """
+    content = text.encode()
     digest = hashlib.sha256(content).hexdigest()
     file = _files.get(digest)
     if file is None or not file.exists():

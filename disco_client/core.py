@@ -51,7 +51,7 @@ from disco_client.limits import LimitBlock
 from disco_client.locks import make_lock
 from disco_client.no_operand import NoOperand
 from disco_client.notebook import WorkTable, facts_table
-from disco_client.output import LogSink, drop_logs, in_background
+from disco_client.output import LogSink, PrintedLines
 from disco_client.reentry import import_uninterrupted
 from disco_client.replies import Inbox
 from disco_client.scopes import Scope, current_owner, in_event_loop
@@ -798,9 +798,11 @@ class SessionCore:
         span = span or spans.begin("disco.session")
         lines = StepLines()
         # What the transport's threads call must not keep the session alive.
-        made = _converse(transport, log_sink or drop_logs, lines.explain, hang_report, span)
+        printed = PrintedLines(sink=log_sink)
+        made = _converse(transport, printed, lines.explain, hang_report, span)
         log = made.log
         core = cls(log, made.inbox, transport, span=span, step_lines=lines)
+        core._parts[PrintedLines] = printed
         name = transport.welcome.name
         core._finalizer = weakref.finalize(
             core, _close, log, transport, name, span, (core.background, core.callbacks)
@@ -1597,7 +1599,7 @@ def _converse(
     made = Conversation(
         welcome,
         explain=explain,
-        print_lines=in_background(sink),
+        print_lines=sink,
         on_lost=on_lost,
         long_waits=LongWaits(after, describe),
     )

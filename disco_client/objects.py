@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, overload
 
@@ -95,6 +95,11 @@ class DObject(DRef[Any], Generic[T]):
 
     @overload
     def __getitem__(self, name: str, /) -> DPackedFunc: ...
+
+    @overload
+    def __getitem__(
+        self, name: Callable[Concatenate[T, P], Coroutine[Any, Any, R]], /
+    ) -> DPackedFunc[P, R]: ...
 
     @overload
     def __getitem__(self, name: Callable[Concatenate[T, P], R], /) -> DPackedFunc[P, R]: ...

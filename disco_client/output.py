@@ -32,6 +32,7 @@ from disco_client.threads import start_thread, starts_none
 __all__ = [
     "BackgroundWriter",
     "LogSink",
+    "PrintedLines",
     "StandardError",
     "ThreadStreamBase",
     "drop_logs",
@@ -366,6 +367,30 @@ def in_background(sink: LogSink) -> LogSink:
         )
 
     return pass_on
+
+
+class PrintedLines:
+    """The sink of a session, which tells when lines were handed over.
+
+    Args:
+        owner: The session, which this need not know.
+        sink: Another one, which is called as by `in_background`.
+
+    Attributes:
+        shown: Whether anything is done with lines.
+        on_lines: Called with a worker, and with how many lines of it were handed over.
+    """
+
+    def __init__(self, owner: object = None, sink: LogSink | None = None) -> None:
+        del owner
+        self.shown: bool = sink is not None
+        self.on_lines: Callable[[int, int], object] = lambda _worker, _count: None
+        self._sink = in_background(sink or drop_logs)
+
+    def __call__(self, worker: int, node: str, stderr: bool, lines: list[str]) -> None:
+        """Hands lines over."""
+        self._sink(worker, node, stderr, lines)
+        self.on_lines(worker, len(lines))
 
 
 class StandardError:

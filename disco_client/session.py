@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, overload
+from weakref import WeakValueDictionary
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
 from disco_client.cancelling import Cancelling
-from disco_client.core import SessionCore
+from disco_client.core import SessionCore, core_of
 from disco_client.diagnosis import look_at
 from disco_client.futures import await_room
 from disco_client.interrupts import Interrupts
@@ -44,7 +45,17 @@ if TYPE_CHECKING:
     from disco_client.transport.base import Expiry, RankPlace, Transport
     from disco_client.wire.values import ReduceName
 
-__all__ = ["Session"]
+__all__ = ["Session", "open_sessions"]
+
+_sessions: WeakValueDictionary[int, Session] = WeakValueDictionary()
+"""All of this program, by their ids."""
+
+
+def open_sessions() -> list[Session]:
+    """The sessions of this program that are open, in the order in which they were opened."""
+    # The references are listed at once, while other threads may open sessions.
+    found = [reference() for reference in _sessions.valuerefs()]
+    return [each for each in found if each and core_of(each).log.ending.refused is None]
 
 
 class Session:
@@ -87,6 +98,7 @@ class Session:
         outside = OutsideInterrupts(self._core, on_interrupt)
         self._core.log.window.long_waits.on_interrupt = outside.pressed
         self._core.inbox.on_interrupt_asked = outside.asked
+        _sessions[id(self)] = self
 
     @classmethod
     def _of(cls, core: SessionCore) -> Self:
@@ -338,7 +350,13 @@ class Session:
             return self._core.call_with(func, args, keywords)
         return self._core.call(func, *args)
 
-    def function(self, func: Callable[P, T], /) -> DPackedFunc[P, T]:
+    @overload
+    def function(self, func: Callable[P, Coroutine[Any, Any, T]], /) -> DPackedFunc[P, T]: ...
+
+    @overload
+    def function(self, func: Callable[P, T], /) -> DPackedFunc[P, T]: ...
+
+    def function(self, func: Any, /) -> DPackedFunc[Any, Any]:
         """A function of the program, on the workers.
 
         They find it by its module and name, and it needs no registration. Of a module that is one
@@ -347,6 +365,9 @@ class Session:
         "__main__":`` is not executed there. A function of an installed package is found if the
         workers have the package and their allow-list covers it. Of a notebook's cell they get the
         source, with the modules, constants and functions that it uses. Nothing is pickled.
+
+        An ``async def`` function runs on an event loop of the worker's, and a call of it ends when
+        it has returned.
 
         Args:
             func: A function that is defined at the top of its module or in a class.

@@ -266,7 +266,7 @@ class GivingUp:
             WrongResult: More is missing than interrupts explain, or something else.
             errors.DiscoError: Something failed for which they are no cause.
         """
-        requests, asked, before = self._begin(), list[_IssuedCommand](), self._program.issued
+        requests, asked = self._begin(), list[_IssuedCommand]()
 
         def act() -> None:
             try:
@@ -287,7 +287,7 @@ class GivingUp:
         self.counts["interrupts"] += len(interrupting.windows)
         for each in asked:
             each.kept = False
-        gone = self._explain(before, interrupting.windows) + self._settle(asked)
+        gone = self._explain(interrupting.windows) + self._settle(asked)
         if gone and not self._told:
             msg = f"{gone} commands were interrupted, and nobody was told"
             raise WrongResult(msg)
@@ -318,26 +318,28 @@ class GivingUp:
             else:
                 return
 
-    def _explain(self, before: int, windows: Sequence[InterruptWindow]) -> int:
+    def _explain(self, windows: Sequence[InterruptWindow]) -> int:
         """Finds out what is missing of the program's own log; returns how many numbers.
 
         On each worker an interrupt leaves a run of them out, or none. Where that begins depends on
-        how far the worker has come; it ends at the same number on all.
+        how far the worker has come, which may be what was issued long before; it ends at the same
+        number on all.
 
         Args:
-            before: The last number before the interrupts.
             windows: When they came.
         """
         program = self._program
         program.note_last()
-        missing, _ = program.missing(after=before)
+        everything, _ = program.missing()
+        known = program.given_up[""]
+        missing = [[run for run in each if run[1] not in known] for each in everything]
         unexplained = not_ended(missing, windows)
         if unexplained:
             msg = f"{missing} is missing, the interrupts were at {windows}, none at {unexplained}"
             raise WrongResult(msg)
         runs = {run for each in missing for run in each}
         gone = {number for first, last in runs for number in range(first, last + 1)}
-        program.given_up[""] |= gone
+        known |= gone
         self.counts["numbers of a burst missing"] += len(gone)
         return len(gone)
 

@@ -118,12 +118,11 @@ class SoakProgram:
         self.issued += 1
         self._note(self.issued)
 
-    def missing(self, log: str = "", after: int = 0) -> tuple[list[list[Run]], int]:
+    def missing(self, log: str = "") -> tuple[list[list[Run]], int]:
         """Asks every worker what it noted.
 
         Args:
             log: Where.
-            after: What is missing up to this number is left out.
 
         Returns:
             The runs of numbers that each worker has not noted, and how many were repeated.
@@ -135,7 +134,7 @@ class SoakProgram:
         for worker in range(session.num_workers):
             last, twice, *gaps = noted.debug_get_from_remote(worker)
             each = [*zip(gaps[::2], gaps[1::2], strict=True), (last + 1, issued)]
-            runs.append([run for run in each if after < run[1] >= run[0]])
+            runs.append([run for run in each if run[0] <= run[1]])
             repeated += twice
         return runs, repeated
 

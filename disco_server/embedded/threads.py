@@ -49,6 +49,7 @@ from disco_server.modules.base import LoadRules
 from disco_server.observe.printed_lines import LastLines, LineCutter, decode_lines
 from disco_server.observe.rank_reports import report_cut, report_memory
 from disco_server.observe.stacks import format_stack
+from disco_server.rank.coroutines import close_loop
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.signals import RankEnded, absorb_raised
@@ -440,6 +441,12 @@ class RankThread(ArrayPorter):
         except BaseException as error:  # noqa: BLE001  (whatever a called function raised)
             self._die(error)
         finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        try:
+            close_loop()
+        finally:
             self._output.close()
             self._worker.close()
             set_current_worker(None)
@@ -607,6 +614,9 @@ class RankThread(ArrayPorter):
         if not self._left:
             self._raised = True
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, raised)
+            between = self._worker.guard.between
+            if between is not None:
+                between()  # a loop that waits does not notice it otherwise
 
 
 NODE = "local"

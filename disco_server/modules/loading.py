@@ -5,6 +5,7 @@ Every rank imports this, and few load a file: what only loading needs is importe
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from disco_client.arguments import importing
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP",
+    "compile_cell",
     "digest_of",
     "import_in_child",
     "import_source",
@@ -281,11 +283,41 @@ def _run(
     return module
 
 
-def _execute(source: bytes, module: ModuleType, path: Path, name: str) -> None:
-    module.__file__ = str(path)
-    # Tracebacks name the file as the program knows it, and show its lines.
+def compile_cell(path: Path, digest: str, name: str) -> tuple[CodeType, CodeType | None]:
+    """Compiles a file as a notebook does a cell.
+
+    Args:
+        path: The file, without links.
+        digest: The SHA-256 of its content, in hexadecimal.
+        name: The name of the cell, for tracebacks.
+
+    Returns:
+        Its statements, and the expression after them if it ends in one.
+
+    Raises:
+        FileRefused: The content is not that of the digest.
+        SyntaxError: It is no Python.
+    """
+    source = _read(path, digest)
+    _show_in_tracebacks(source, name)
+    tree = ast.parse(source, name)
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr):
+        return compile(tree, name, "exec", dont_inherit=True), None
+    del tree.body[-1]
+    value = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
+    return compile(tree, name, "exec", dont_inherit=True), value
+
+
+def _show_in_tracebacks(source: bytes, name: str) -> None:
+    """Lets tracebacks name a file as the program knows it, and show its lines."""
     lines = source.decode(errors="replace").splitlines(keepends=True)
     linecache.cache[name] = len(source), None, lines, name
+
+
+def _execute(source: bytes, module: ModuleType, path: Path, name: str) -> None:
+    module.__file__ = str(path)
+    _show_in_tracebacks(source, name)
     exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  (allowed by the node)
 
 

@@ -1,8 +1,9 @@
 """Functions that return before any of their code has run: coroutines and generators.
 
-A call of one makes an object that somebody has to await or to go through. No worker does, so
-such a call would succeed, and nothing would have happened. They are refused as early as that can
-be seen: where they are registered or looked up, else where a call has returned one.
+A call of one makes an object that somebody has to await or to go through. Workers await coroutines
+(`disco_server.rank.coroutines`), where a command has called the function. No worker goes through a
+generator, so such a call would succeed, and nothing would have happened. They are refused as early
+as that can be seen: where they are registered or looked up, else where a call has returned one.
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ from typing import Any, Final, cast
 
 from disco_client.errors import ConfigError
 
-__all__ = ["UNFINISHED", "finished", "refuse_unfinished", "refuse_unrunnable"]
+__all__ = ["UNFINISHED", "refuse_unfinished", "refuse_unrunnable"]
 
 
 UNFINISHED: Final[frozenset[type]] = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
 """The types of what such a function returns; none of them can be derived from."""
 
 _KINDS: Final = (
-    (inspect.iscoroutinefunction, "a coroutine function (async def)"),
     (inspect.isasyncgenfunction, "an asynchronous generator (async def with yield)"),
     (inspect.isgeneratorfunction, "a generator (def with yield)"),
 )
 _RESULTS: Final[dict[type, str]] = {
-    CoroutineType: "a coroutine, which nobody awaits; run it inside the function, as"
-    " asyncio.run(...) does, and return its result",
+    CoroutineType: "a coroutine, which nobody awaits here; await it in an async def function that"
+    " the session calls",
     GeneratorType: "a generator, which nobody goes through; return a list of what it yields",
     AsyncGeneratorType: "an asynchronous generator, which nobody goes through; do that inside the"
     " function, and return a list of what it yields",
@@ -50,8 +50,8 @@ def refuse_unrunnable(func: object, name: str) -> None:
     if what:
         msg = (
             f"{name!r} is {what}: a call on a worker would return before any of it has run;"
-            " register a plain function that runs it to its end and returns what it finds, as"
-            " with asyncio.run(...) or list(...)"
+            " register a plain function that goes through it and returns what it yields, as with"
+            " list(...)"
         )
         raise ConfigError(msg)
 
@@ -67,17 +67,6 @@ def _called_by(func: Any) -> Any:
         return called
     kind = cast("Any", type(called))
     return inspect.getattr_static(kind, "__call__", called)
-
-
-def finished(result: Any) -> Any:
-    """Returns a result; one that has yet to be computed is refused.
-
-    Raises:
-        ConfigError: It has; see :func:`refuse_unfinished`.
-    """
-    if type(result) in UNFINISHED:
-        refuse_unfinished(result)
-    return result
 
 
 def refuse_unfinished(result: Any) -> None:

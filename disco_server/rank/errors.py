@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
+from types import FunctionType
+from typing import TYPE_CHECKING, TypeVar
 
 from disco_client.errors import ConfigError, EncodingError, RemoteFailure, describe_exit
 from disco_client.wire.codec import FailureKind, type_name
@@ -19,7 +20,8 @@ from disco_server.devices.base import DeviceUnavailable
 from disco_server.modules.base import FileRefused, LoadNotAllowed
 from disco_server.observe.memory_limit import rank_limit
 from disco_server.observe.rank_memory import read_record
-from disco_server.rank.signals import CALL_ENDS, CallGuard
+from disco_server.rank.coroutines import OWN_CODE
+from disco_server.rank.signals import CALL_ENDS
 from disco_server.rank.time_limits import TimeLimitPassed
 from disco_server.storage.files import FileError, FileNotAllowed
 
@@ -36,11 +38,14 @@ __all__ = [
     "brief",
     "describe_end",
     "describe_failure",
+    "hidden_in_tracebacks",
     "opaque_of",
     "repr_of",
     "sendable",
 ]
 
+
+_F = TypeVar("_F", bound=FunctionType)
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 16 * 1024
@@ -154,11 +159,21 @@ def _traceback_of(error: BaseException) -> str:
         return f"its traceback raised {type(another).__name__}"
 
 
+_hidden = {*OWN_CODE}
+"""Code that calls the program's own."""
+
+
+def hidden_in_tracebacks(func: _F) -> _F:
+    """Leaves a function of ours, which calls the program's, out of tracebacks; a decorator."""
+    _hidden.add(func.__code__)
+    return func
+
+
 def _format(error: BaseException, trace: TracebackType | None) -> str:
-    # The first frame is the executor's own, and so may the one below it be.
+    # The first frame is the executor's own, and so may those below it be.
     below = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-    if below is not None and below.tb_frame.f_code is CallGuard.run.__code__:
-        below = below.tb_next or below
+    while below is not None and below.tb_next and below.tb_frame.f_code in _hidden:
+        below = below.tb_next
     chained = error.__cause__ is not None or error.__context__ is not None
     if below is None or chained or issubclass(type(error), BaseExceptionGroup):
         return "".join(traceback.format_exception(type(error), error, below))

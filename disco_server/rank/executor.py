@@ -40,8 +40,9 @@ from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
 from disco_server.collectives.types import AbortedError
 from disco_server.devices.foreign import destination, native
-from disco_server.modules.unfinished import UNFINISHED, refuse_unfinished
+from disco_server.modules.unfinished import UNFINISHED
 from disco_server.observe.flight import SLOT_MASK
+from disco_server.rank.coroutines import finished
 from disco_server.rank.errors import (
     ArgumentRefused,
     FunctionMissing,
@@ -409,7 +410,7 @@ class Executor:
                             guard.calling = False
                             if result is not None:
                                 if type(result) in unfinished:
-                                    refuse_unfinished(result)
+                                    slots[reg] = finished(guard, result)
                                 result = None  # the register alone has it
                         except BaseException as error:  # noqa: BLE001  (user code may raise anything)
                             guard.calling = False
@@ -509,8 +510,7 @@ class Executor:
             names = command.keywords
             named = split_keywords(args, names) if names else {}
             run = _run_anyway if is_uninterrupted(func) else self._guard.run
-            result = run(func, *args, **named)
-            refuse_unfinished(result)
+            result = finished(self._guard, run(func, *args, **named))
             registers.write(command.reg, result)
             if isinstance(result, NamedCall):
                 self._names.label(command.reg, result.name)
@@ -566,7 +566,7 @@ class Executor:
         values = decode_args(args, read, self._porter)
         named = split_keywords(values, command.keywords)
         result = self._guard.run(registers.read(command.func), *values, **named)
-        refuse_unfinished(result)
+        result = finished(self._guard, result)
         registers.write(into, held)
         registers.write(command.reg, result)
 
@@ -670,6 +670,7 @@ class Executor:
             worker.only,
             self._porter.arrived,
             self._destination_of,
+            partial(finished, self._guard),
         )
         try:
             program = compile_program(command.program, seq, linker)

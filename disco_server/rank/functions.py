@@ -373,7 +373,7 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
 
     Raises:
         ValueError: Another function has that name, or it is no name; or the function is a
-            coroutine function or a generator, which would return before any of it has run.
+            generator, which would return before any of it has run.
 
     Examples:
         >>> import disco_server

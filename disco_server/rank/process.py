@@ -41,6 +41,7 @@ from disco_server.observe.lifetime import die_with_parent_in
 from disco_server.observe.memory_limit import rank_limit
 from disco_server.observe.rank_memory import INTERRUPT_SIGNAL
 from disco_server.observe.stacks import open_flight
+from disco_server.rank.coroutines import close_loop
 from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.port import DaemonGone, RankPort
@@ -266,6 +267,14 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
     executor = Executor(worker, port, longest_s)
     behind = GonePast(worker.cannot_enter, longest_s) if longest_s > 0 else None
     port.send(EnvelopeKind.ASSIGNED)
+    try:
+        _execute(port, worker, executor, behind)
+    finally:
+        close_loop()
+
+
+def _execute(port: RankPort, worker: Worker, executor: Executor, behind: GonePast | None) -> None:
+    """Executes commands, and answers questions, until the session ends."""
     while not executor.stopped:
         received = _next(port, worker, executor, behind)
         if received is None:

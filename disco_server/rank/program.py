@@ -40,7 +40,6 @@ from disco_client.wire.codec import (
 )
 from disco_client.wire.reports import ACTION_NAMES, what_is_done
 from disco_client.wire.values import MAX_DEPTH, MAX_STEPS
-from disco_server.modules.unfinished import finished
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.signals import CALL_ENDS
 
@@ -102,6 +101,8 @@ class Linker:
         destination: Returns which argument of a call a function overwrites, by the session's
             register in which it is, or its name, the number of arguments, and the names of
             the last ones; -1 for none.
+        finished: Returns what a call has returned, or where that has yet to be computed, what
+            comes of it.
     """
 
     worker_id: int
@@ -111,6 +112,7 @@ class Linker:
     only: Callable[[Sequence[int]], AbstractContextManager[None]] = lambda _workers: nullcontext()
     place: Callable[[Any], Any] = lambda array: array
     destination: Callable[[int | str, int, Sequence[str]], int] = lambda _func, _count, _names: -1
+    finished: Callable[[Any], Any] = lambda result: result
 
 
 @dataclass
@@ -595,7 +597,7 @@ def compile_program(definition: EncodedProgram, defined: int, linker: Linker) ->
     steps = [label.step for label in labels]
     # Stacks show the line, which is the step where no step takes several lines.
     several = "" if steps == list(range(1, len(steps) + 1)) else ", with others inside"
-    constants = {**flat.constants, "finished": finished}
+    constants = {**flat.constants, "finished": linker.finished}
     text = _Text(f"<program {definition.name}{several}>", lines, labels, constants)
     overwritten = tuple(_find_overwritten(flat, inputs, outputs))
     flow = ProgramFlow(flat.steps, flat.written, inputs, outputs)

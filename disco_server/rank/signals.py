@@ -101,6 +101,10 @@ class CallGuard:
         ends: Such a command ends also if it has begun.
         cancelled: At ``seq & SLOT_MASK``, the number of a command that ends, or is left out.
         aimed: The command in which an interrupt was raised last.
+        aims: How often one was raised, or kept for the call to end with.
+        between: Set while an event loop of the call's runs, and no step of a coroutine of it:
+            ends the call, in whatever thread it is called. The loop would lose what it has begun
+            by an exception, and waits for no bytecode.
         wake: Lets the rank's thread look at what is interrupted; called in another one.
         on_interrupt: Called when commands are interrupted, in whatever thread; must not wait.
     """
@@ -116,6 +120,8 @@ class CallGuard:
         self._own = 0
         self._kept: BaseException | None = None
         self._logging = False
+        self.between: Callable[[], object] | None = None
+        self.aims = 0
         self.aimed = -1
         self._aimed_at = 0.0
         self._raised = False
@@ -123,7 +129,7 @@ class CallGuard:
     @property
     def interruptible(self) -> bool:
         """Whether a handler may raise: in a call, outside of work of the rank's own."""
-        return self.calling and not self._own
+        return self.calling and not self._own and self.between is None
 
     @property
     def interrupted(self) -> bool:
@@ -172,8 +178,12 @@ class CallGuard:
         """
         if isinstance(error, RANK_ENDS):
             raise error
-        if self.calling and self._own and self._kept is None:
+        between = self.between
+        if self.calling and (self._own or between is not None) and self._kept is None:
             self._kept = error
+            if between is not None:
+                self.aims += 1
+                between()
             return
         if self._logging:  # of one that came a moment before
             return
@@ -194,9 +204,12 @@ class CallGuard:
         """
         if self._note(until, ends) and self.calling:
             self._aim()
-            if not self._own:
+            if self.between is not None:
+                self.between()
+            elif self._own:
+                self._kept = self._kept or CommandInterrupted()  # when that work is done
+            else:
                 raise CommandInterrupted
-            self._kept = self._kept or CommandInterrupted()  # when that work is done
 
     def handler(self, until_and_ends: Callable[[], tuple[int, int]]) -> Callable[..., None]:
         """The handler of the signal of an interrupt.
@@ -225,11 +238,18 @@ class CallGuard:
         # From here on no other thread runs: the interpreter changes threads when a call returns or
         # a loop goes back. So what is found here is so still when it is acted on.
         if self.calling and self.interrupted:
-            if self._own:
+            if self.between is not None:
+                self.between()
+            elif self._own:
                 self._kept = self._kept or kept
             else:
                 self._raised = True
                 _raise_in_thread(ident, _RAISED)
+
+    def take_kept(self) -> BaseException | None:
+        """Takes what was raised while an event loop ran, which the call that ran it fails with."""
+        kept, self._kept = self._kept, None
+        return kept
 
     def land(self) -> None:
         """Ends what another thread has raised in this one, if it has not come by now.
@@ -255,6 +275,7 @@ class CallGuard:
 
     def _aim(self) -> None:
         self.aimed, self._aimed_at = self.position, monotonic()
+        self.aims += 1
 
     def install(self) -> None:
         """Runs what ``signal.signal`` is given from now on inside this guard."""

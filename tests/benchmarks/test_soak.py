@@ -146,6 +146,21 @@ def test_a_program_that_gives_commands_up_goes_on(kind):
         assert running.check()[0] > 0
 
 
+def test_what_was_issued_before_the_interrupts_may_be_given_up_with_it():
+    """A program that waits for nothing is far ahead of its workers."""
+    with ProcessSession(2, logs=False) as session:
+        running = SoakProgram(session, 1)
+        giving = Habits(running, 1, unread=False).giving_up
+        session.get_global_func("soak.sum_late")(1, 0, 0.5)
+        for _ in range(20):
+            running.note_last()
+        late = running.issued
+        giving.interrupted(1)
+        assert late in running.given_up[""]
+        giving.interrupted(3)
+        assert running.check()[0] == 0
+
+
 def test_an_interrupt_ends_at_one_number_on_all_workers():
     """Where it begins may differ; a second end, or one at another time, has no cause."""
     windows = [InterruptWindow(4, 9), InterruptWindow(8, 20)]

@@ -15,6 +15,10 @@ def scale(array: NDArray[np.float64], factor: float = 2.0, *, bias: int = 0) -> 
     return list(array * factor + bias)
 
 
+async def look_up(key: str, *, tries: int = 1) -> int:
+    return len(key) * tries
+
+
 class Learner:
     def __init__(self, size: int, *, rate: float = 0.5) -> None:
         self.weight = np.full(size, rate)
@@ -22,6 +26,9 @@ class Learner:
     def step(self, target: NDArray[np.float64], times: int = 1) -> float:
         self.weight += times * target
         return float(self.weight.sum())
+
+    async def send(self, key: str) -> bytes:
+        return key.encode() * len(self.weight)
 
 
 def functions(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
@@ -41,6 +48,20 @@ def functions(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
     scaled.limit(5)("text")  # wrong
     scaled(rows).get().upper()  # wrong
     session.function(3)  # wrong
+
+
+def coroutine_functions(session: Session, ref: DRef) -> None:
+    looked_up = session.function(look_up)
+    assert_type(looked_up("a", tries=2).get(), int)
+    assert_type(looked_up("a").get_all(), list[int])
+    assert_type(looked_up.limit(5).on(worker=1)(ref).get(), int)
+    looked_up(3)  # wrong
+    looked_up("a", tries="2")  # wrong
+    looked_up("a").get().send(None)  # wrong
+    learner = session.create(Learner, 2)
+    assert_type(learner[Learner.send]("a").get(), bytes)
+    learner[Learner.send](3)  # wrong
+    learner[Learner.send]("a").get().send(None)  # wrong
 
 
 def classes(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
@@ -70,6 +91,7 @@ def names(session: Session, module: DModule, object_: DObject, ref: DRef) -> Non
 
 async def asynchronous(session: Session, rows: NDArray[np.float64]) -> None:
     assert_type(await session.function(scale)(rows), list[float])
+    assert_type(await session.function(look_up)("a"), int)
 
 
 def operands(ref: DRef, rows: NDArray[np.float64]) -> None:

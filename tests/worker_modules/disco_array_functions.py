@@ -135,11 +135,6 @@ def collective(name, part, out=None):
 RAN = []
 
 
-async def coroutine(*_args):
-    """Notes that it ran."""
-    RAN.append("coroutine")
-
-
 def generator(*_args):
     """Notes that it ran."""
     RAN.append("generator")
@@ -153,11 +148,12 @@ async def asynchronous(*_args):
 
 
 class Called:
-    """An object whose call is a coroutine."""
+    """An object whose call is a generator."""
 
-    async def __call__(self):
+    def __call__(self):
         """Notes that it ran."""
         RAN.append("called")
+        yield 1
 
 
 def _begun():
@@ -168,22 +164,20 @@ def _begun():
 
 
 UNRUNNABLE = {
-    "coroutine": coroutine,
     "generator": generator,
     "asynchronous": asynchronous,
-    "partial": functools.partial(functools.partial(coroutine, 1), 2),
+    "partial": functools.partial(functools.partial(generator, 1), 2),
     "object": Called(),
     "method": Called().__call__,
     "lambda": lambda: (yield),
     "static": staticmethod(generator),
 }
 RETURNING = {
-    "coroutine": coroutine,
     "generator": generator,
     "asynchronous": asynchronous,
     "expression": lambda: (each for each in [1]),
     "begun": _begun,
-    "cached": functools.lru_cache(coroutine),
+    "cached": functools.lru_cache(generator),
 }
 RUNNING = {
     "run": lambda: asyncio.run(asyncio.sleep(0, 5)),
@@ -228,6 +222,7 @@ class Model:
     async def step(self):
         """Notes that it ran."""
         RAN.append("step")
+        yield 1
 
     def batches(self):
         """Notes that it ran."""

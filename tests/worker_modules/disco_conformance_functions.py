@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import disco_array_functions  # noqa: F401  (registers functions)
+import disco_coroutine_functions  # noqa: F401  (registers functions)
 import disco_interrupt_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
 import disco_raising_functions  # noqa: F401  (registers functions)

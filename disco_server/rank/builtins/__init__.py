@@ -1,6 +1,7 @@
 """The functions that every worker offers, by subject; importing this registers them all."""
 
 from disco_server.rank.builtins import (
+    cells,
     checkpoints,
     core,
     creation,
@@ -15,6 +16,7 @@ from disco_server.rank.builtins import (
 )
 
 __all__ = [
+    "cells",
     "checkpoints",
     "core",
     "creation",

@@ -27,7 +27,7 @@ from disco_server.storage.model_files import TensorFile, open_npy, open_safetens
 if TYPE_CHECKING:
     from disco_server.modules.cache import Incoming, ModuleCache
 
-__all__: list[str] = []
+__all__ = ["content_of"]
 
 
 Array = np.ndarray[Any, Any]
@@ -138,7 +138,7 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
     """
     worker = current_worker()
     device = _own_device(worker, where)
-    return loading.load(_content(worker, path, digest), path, device, registry())
+    return loading.load(content_of(worker, path, digest), path, device, registry())
 
 
 @register_func("runtime.disco._load_source")
@@ -151,7 +151,7 @@ def load_source(path: str, digest: str, module_name: str) -> None:
     """
     worker = current_worker()
     with noting_failure(worker, "load_source", _text(module_name)):
-        loading.import_source(_content(worker, path, digest), digest, path, module_name)
+        loading.import_source(content_of(worker, path, digest), digest, path, module_name)
 
 
 @register_func("runtime.disco._offer_source")
@@ -168,7 +168,7 @@ def offer_source(path: str, digest: str, module_name: str, qualname: str) -> Non
     """
     worker, name = current_worker(), _text(module_name)
     with noting_failure(worker, "load_source", name):
-        file = _content(worker, path, digest)
+        file = content_of(worker, path, digest)
         module = loading.program_module(file, name) if worker.loading.in_program else None
         found: Any = module or loading.import_source(file, digest, path, name)
     for part in _text(qualname).split("."):
@@ -185,8 +185,14 @@ def offer_source(path: str, digest: str, module_name: str, qualname: str) -> Non
         offer_function(f"{name}.{qualname}", found)
 
 
-def _content(worker: Worker, path: str, digest: str) -> Path:
-    """The file of this node that has what a client's file has."""
+def content_of(worker: Worker, path: str, digest: str) -> Path:
+    """The file of this node that has what a client's file has.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: It has disappeared since the check.
+        ArgumentRefused: That is no path, or no SHA-256 in hexadecimal.
+    """
     found = _find(worker, _text(path), _hexadecimal(digest))
     if found is None:
         msg = f"the upload of {path!r} is not on this worker any more"

@@ -75,10 +75,11 @@ def test_a_function_of_a_loaded_module_that_would_not_run_is_refused(at, tmp_pat
 
     async def never():
         """Does not run."""
+        yield
 
     module = LoadedModule("m.py", {"never": never, "f": abs})
     assert call("ffi.ModuleGetFunction", module, "f") is abs
-    with pytest.raises(ConfigError, match="'never' is a coroutine function"):
+    with pytest.raises(ConfigError, match="'never' is an asynchronous generator"):
         call("ffi.ModuleGetFunction", module, "never")
 
 
@@ -231,7 +232,7 @@ def test_without_a_folder_nothing_is_brought(at):
         call("runtime.disco._begin_file", "a.py", "0" * 64, 1, [0])
     with pytest.raises(FileRefused, match="no folder for what clients bring"):
         call("runtime.disco._load_content", "/nope/a.py", "0" * 64, None)
-    assert (files.__all__, core.__all__) == ([], [])
+    assert (files.__all__, core.__all__) == (["content_of"], [])
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(2, 1), (4, 1), (4, 2)])
