@@ -17,7 +17,7 @@ from disco_client.pb import commands_pb2, envelope_pb2, values_pb2
 from disco_client.wire.array_likes import loss_of, refuse_loss
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.host_arrays import as_host_array
-from disco_client.wire.parts import Parts, is_named
+from disco_client.wire.record_parts import RecordParts, is_named
 from disco_client.wire.records import make_record, parts_of
 from disco_client.wire.values import (
     INLINE_ARRAY_BYTES,
@@ -333,7 +333,7 @@ def _encode_int(out: EncodedValue, value: Any) -> None:
     if is_int64(number):
         out.int = number
     else:
-        _encode_record(out, cast("Parts", parts_of(number)))
+        _encode_record(out, cast("RecordParts", parts_of(number)))
 
 
 def _encode_float(out: EncodedValue, value: Any) -> None:
@@ -468,7 +468,7 @@ def _encode_list(
     depth: int,
 ) -> None:
     if is_named(value):
-        _encode_record(out, cast("Parts", parts_of(value)), porter, register_of, depth)
+        _encode_record(out, cast("RecordParts", parts_of(value)), porter, register_of, depth)
         return
     out.list.SetInParent()
     if isinstance(value, tuple):
@@ -509,7 +509,7 @@ def _encode_map(
 
 def _encode_record(
     out: EncodedValue,
-    parts: Parts,
+    parts: RecordParts,
     porter: ArrayPorter = _NO_PORTER,
     register_of: RegisterOf = _no_register,
     depth: int = 0,
@@ -636,7 +636,7 @@ def record_of(encoded: values_pb2.Record, items: Sequence[Any]) -> Any:
     Raises:
         EncodingError: There is no such type here, or these are no parts of its values.
     """
-    return make_record(Parts(encoded.type, items, encoded.of, encoded.fields))
+    return make_record(RecordParts(encoded.type, items, encoded.of, encoded.fields))
 
 
 def _list_of(items: list[Any], encoded: values_pb2.ValueList) -> list[Any] | tuple[Any, ...]:

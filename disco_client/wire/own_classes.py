@@ -18,34 +18,34 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from disco_client.errors import EncodingError
-from disco_client.wire.parts import Parts, is_named_class
+from disco_client.wire.record_parts import RecordParts, is_named_class
 
 __all__ = ["OWN_CLASSES", "own_class_of"]
 
 _DATACLASS, _NAMED_TUPLE, _ENUM, _FLAG = "dataclass", "namedtuple", "enum", "flag"
 
 
-def own_class_of(value: Any) -> Parts | None:
+def own_class_of(value: Any) -> RecordParts | None:
     """What a dataclass, a named tuple or a member of an enumeration is made of; else None.
 
     Raises:
         EncodingError: Its class cannot be found by the other side, or it has more than its fields.
     """
     cls = cast("Any", type(value))
-    if isinstance(value, (int, float, str, bytes)):
+    if isinstance(value, (int, float, str, bytes)) or _is_ours(cls.__module__):
         return None  # such as an IntEnum, which travels as the number that it is
     if isinstance(value, enum.Flag):
         _check_flag(cls)
-        return Parts(_FLAG, (value.value,), _name_of(cls))
+        return RecordParts(_FLAG, (value.value,), _name_of(cls))
     if isinstance(value, enum.Enum):
-        return Parts(_ENUM, (value.name,), _name_of(cls))
+        return RecordParts(_ENUM, (value.name,), _name_of(cls))
     if isinstance(value, tuple):
-        return Parts(_NAMED_TUPLE, [*value], _name_of(cls), _names_of(cls))
+        return RecordParts(_NAMED_TUPLE, [*value], _name_of(cls), _names_of(cls))
     if not _is_dataclass(cls):
         return None
     fields = _fields_of(cls)
     _check_nothing_beside(value, cls, fields)
-    return Parts(_DATACLASS, _values_of(value, cls, fields), _name_of(cls), fields)
+    return RecordParts(_DATACLASS, _values_of(value, cls, fields), _name_of(cls), fields)
 
 
 # Classes by their names -------------------------------------------------------------------
@@ -71,6 +71,11 @@ def _name_of(cls: type) -> str:
     return f"{module}:{qualname}"
 
 
+def _is_ours(module: str) -> bool:
+    """Whether it is a module of this library, whose own objects are no values of a program."""
+    return module.partition(".")[0] in ("disco_client", "disco_server")
+
+
 def _stem_of_main() -> str:
     """The name under which workers import the program; "" where it is no file."""
     file: Any = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -84,7 +89,7 @@ def _class_of(name: str) -> type:
         EncodingError: There is none.
     """
     module, _, qualname = name.partition(":")
-    found = _in_module(sys.modules.get(module), qualname)
+    found = None if _is_ours(module) else _in_module(sys.modules.get(module), qualname)
     if found is None and module and module == _stem_of_main():
         found = _in_module(sys.modules.get("__main__"), qualname)
     if isinstance(found, type):
@@ -182,7 +187,7 @@ def _values_of(value: Any, cls: type, fields: Sequence[str]) -> list[Any]:
     return found
 
 
-def _make_dataclass(parts: Parts) -> Any:
+def _make_dataclass(parts: RecordParts) -> Any:
     cls: Any = _class_of(parts.of)
     if not _is_dataclass(cls):
         msg = f"expected a dataclass, got {parts.of!r:.200}, which is none here"
@@ -203,7 +208,7 @@ def _names_of(cls: Any) -> tuple[str, ...]:
     return names
 
 
-def _make_named_tuple(parts: Parts) -> Any:
+def _make_named_tuple(parts: RecordParts) -> Any:
     cls: Any = _class_of(parts.of)
     if not is_named_class(cls):
         msg = f"expected a named tuple, got {parts.of!r:.200}, which is none here"
@@ -213,7 +218,7 @@ def _make_named_tuple(parts: Parts) -> Any:
     return made.__new__(cls, parts.items)
 
 
-def _check_fields(parts: Parts, here: Sequence[str]) -> None:
+def _check_fields(parts: RecordParts, here: Sequence[str]) -> None:
     if tuple(parts.fields) != tuple(here) or len(parts.items) != len(here):
         msg = (
             f"{parts.of} has the fields {', '.join(here)} here, and {', '.join(parts.fields):.500}"
@@ -225,7 +230,7 @@ def _check_fields(parts: Parts, here: Sequence[str]) -> None:
 # Enumerations -----------------------------------------------------------------------------
 
 
-def _make_member(parts: Parts) -> Any:
+def _make_member(parts: RecordParts) -> Any:
     cls: Any = _class_of(parts.of)
     name = parts.items[0] if len(parts.items) == 1 else None
     member = None
@@ -244,7 +249,7 @@ def _check_flag(cls: Any) -> None:
         raise EncodingError(msg)
 
 
-def _make_flag(parts: Parts) -> Any:
+def _make_flag(parts: RecordParts) -> Any:
     cls: Any = _class_of(parts.of)
     value = parts.items[0] if len(parts.items) == 1 else None
     if issubclass(cls, enum.Flag) and type(value) is int:
@@ -255,7 +260,7 @@ def _make_flag(parts: Parts) -> Any:
     raise EncodingError(msg)
 
 
-OWN_CLASSES: dict[str, Callable[[Parts], Any]] = {
+OWN_CLASSES: dict[str, Callable[[RecordParts], Any]] = {
     _DATACLASS: _make_dataclass,
     _NAMED_TUPLE: _make_named_tuple,
     _ENUM: _make_member,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from disco_client.errors import EncodingError
 from disco_client.wire.own_classes import OWN_CLASSES, own_class_of
-from disco_client.wire.parts import Parts
+from disco_client.wire.record_parts import RecordParts
 
 __all__ = ["make_record", "parts_of"]
 
@@ -36,7 +36,7 @@ class _Schema(NamedTuple):
     kinds: tuple[type | tuple[type, ...], ...] = ()
 
 
-def parts_of(value: Any) -> Parts | None:
+def parts_of(value: Any) -> RecordParts | None:
     """What a value is made of; None where its type is none of these.
 
     Raises:
@@ -45,10 +45,10 @@ def parts_of(value: Any) -> Parts | None:
     schema = _BY_TYPE.get(cast("Any", type(value)))
     if schema is None:
         return own_class_of(value)
-    return Parts(schema.name, schema.take(value))
+    return RecordParts(schema.name, schema.take(value))
 
 
-def make_record(parts: Parts) -> Any:
+def make_record(parts: RecordParts) -> Any:
     """Makes the value of some parts, without any code of classes of the program.
 
     Raises:

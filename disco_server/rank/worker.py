@@ -14,7 +14,7 @@ import numpy as np
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import EncodedValue, decode_args, is_of_bytes, is_shape, tickets_in
 from disco_client.wire.dlpack import on_host
-from disco_client.wire.parts import is_named
+from disco_client.wire.record_parts import is_named
 from disco_client.wire.records import make_record, parts_of
 from disco_client.wire.values import MAX_DEPTH, ArrayPorter, Device, ReduceName, is_array, shown
 from disco_server.collectives.collective_watch import say

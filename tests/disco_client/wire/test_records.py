@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from travelling import VALUES, assert_same, classes
 
+import disco_server.modules.base  # noqa: F401  (imported, as on a rank)
 from disco_client import EncodingError
 from disco_client.wire.codec import EncodedValue, decode_value, encode_value
 
@@ -149,6 +150,7 @@ ORDER = "disco_value_classes:Order"
         ({"type": "dataclass", "of": "os:system"}, "'os' is imported here and has no such class"),
         ({"type": "dataclass", "of": "subprocess:Popen"}, "which is none here"),
         ({"type": "dataclass", "of": ":"}, "is not imported here"),
+        ({"type": "dataclass", "of": "disco_server.modules.base:LoadedModule"}, "no such class"),
         ({"type": "dataclass", "of": ORDER, "fields": ["name"]}, "has the fields name, items, to"),
         ({"type": "dataclass", "of": "disco_value_classes:Watching"}, "runs the code"),
         ({"type": "dataclass", "of": "disco_value_classes:Failure"}, "object.__new__"),

@@ -387,8 +387,8 @@ class Shy:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(object(), "<object"), (1 << 99, "633"), (Shy(), "its repr raised"), ([len], "[<built-in")],
-    ids=["object", "int", "shy", "inside"],
+    [(object(), "<object"), (Shy(), "its repr raised"), ([len], "[<built-in")],
+    ids=["object", "shy", "inside"],
 )
 def test_what_cannot_travel_is_answered_by_a_description(rank, value, text):
     """Never by silence, and never by the end of the rank."""
@@ -407,10 +407,9 @@ def test_what_cannot_travel_is_answered_by_a_description(rank, value, text):
         ({"k" * 500: object()}, r"at \['k{500}'\]: a value of type builtins.object cannot travel"),
         ([{("k" * 500,): 1}], r"at \[0\]: expected string keys in a map, got tuple: "),
         ([{Shy(): 1}], r"at \[0\]: expected string keys in a map, got Shy: <its repr raised "),
-        ([10**5000], r"at \[0\]: expected a signed integer of 64 bits, got .*16610 bits"),
         (["\ud800", "x" * 5000], r"at \[0\]: expected text that UTF-8 can encode, got "),
     ],
-    ids=["array", "path", "key", "shy key", "int", "text"],
+    ids=["array", "path", "key", "shy key", "text"],
 )
 def test_what_cannot_travel_inside_is_named_by_path_and_type(rank, value, reason):
     """However long its path and its repr are, and where it has none."""

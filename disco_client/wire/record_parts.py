@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Parts", "is_named", "is_named_class"]
+__all__ = ["RecordParts", "is_named", "is_named_class"]
 
 
-class Parts(NamedTuple):
+class RecordParts(NamedTuple):
     """What a value is made of.
 
     Attributes:
