@@ -7,15 +7,19 @@ would arrive as less than it is.
 from __future__ import annotations
 
 import datetime as dt
-import decimal
 import pathlib
-import zoneinfo
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from disco_client.errors import EncodingError
+from disco_client.reentry import import_uninterrupted
 from disco_client.wire.own_classes import OWN_CLASSES, own_class_of
 from disco_client.wire.record_parts import RecordParts
+
+if TYPE_CHECKING:
+    import decimal
+    import zoneinfo
 
 __all__ = ["make_record", "parts_of"]
 
@@ -42,7 +46,8 @@ def parts_of(value: Any) -> RecordParts | None:
     Raises:
         EncodingError: It is of such a type, and yet cannot travel.
     """
-    schema = _BY_TYPE.get(cast("Any", type(value)))
+    kind = cast("Any", type(value))
+    schema = _BY_TYPE.get(kind) or _late(f"{kind.__module__}.{kind.__qualname__}", kind)
     if schema is None:
         return own_class_of(value)
     return RecordParts(schema.name, schema.take(value))
@@ -57,7 +62,7 @@ def make_record(parts: RecordParts) -> Any:
     own = OWN_CLASSES.get(parts.type)
     if own is not None:
         return own(parts)
-    schema = _BY_NAME.get(parts.type)
+    schema = _BY_NAME.get(parts.type) or _late(parts.type)
     if schema is None:
         msg = f"expected a type that travels, got {parts.type!r:.200}"
         raise EncodingError(msg)
@@ -101,9 +106,11 @@ def _take_text(value: decimal.Decimal) -> tuple[str]:
 
 
 def _make_decimal(text: str) -> decimal.Decimal:
+    decimal = import_uninterrupted("decimal")
     with decimal.localcontext() as context:
         context.traps[decimal.InvalidOperation] = True  # else garbage is a NaN
-        return decimal.Decimal(text)
+        made: decimal.Decimal = decimal.Decimal(text)
+    return made
 
 
 # Times ------------------------------------------------------------------------------------
@@ -146,6 +153,11 @@ def _make_zone(offset: dt.timedelta, name: str) -> dt.timezone:
     return dt.timezone(offset, name)
 
 
+def _make_zone_info(key: str) -> zoneinfo.ZoneInfo:
+    made: zoneinfo.ZoneInfo = import_uninterrupted("zoneinfo").ZoneInfo(key)
+    return made
+
+
 def _take_zone_info(value: zoneinfo.ZoneInfo) -> tuple[str]:
     if value.key is None:  # type: ignore[redundant-expr]  (of from_file without a key)
         msg = "a ZoneInfo without a key cannot travel, as nothing says where its file is"
@@ -179,7 +191,6 @@ _DATE, _CLOCK, _ZONE = (int,) * 3, (int,) * 5, (type(None), dt.tzinfo)
 _BY_TYPE: dict[type, _Schema] = {
     int: _Schema("int", _take_int, _make_int, (bytes,)),
     complex: _Schema("complex", _take_complex, complex, (float, float)),
-    decimal.Decimal: _Schema("decimal.Decimal", _take_text, _make_decimal, (str,)),
     dt.date: _Schema("datetime.date", _take_date, dt.date, _DATE),
     dt.time: _Schema("datetime.time", _take_time, _make_time, (*_CLOCK, _ZONE)),
     dt.datetime: _Schema(
@@ -187,7 +198,6 @@ _BY_TYPE: dict[type, _Schema] = {
     ),
     dt.timedelta: _Schema("datetime.timedelta", _take_span, dt.timedelta, _DATE),
     dt.timezone: _Schema("datetime.timezone", _take_zone, _make_zone, (dt.timedelta, str)),
-    zoneinfo.ZoneInfo: _Schema("zoneinfo.ZoneInfo", _take_zone_info, zoneinfo.ZoneInfo, (str,)),
     set: _Schema("set", _take_set, set),
     frozenset: _Schema("frozenset", _take_set, frozenset),
     **{
@@ -196,3 +206,20 @@ _BY_TYPE: dict[type, _Schema] = {
     },
 }
 _BY_NAME = {schema.name: schema for schema in _BY_TYPE.values()}
+_LATE = {
+    schema.name: schema
+    for schema in (
+        _Schema("decimal.Decimal", _take_text, _make_decimal, (str,)),
+        _Schema("zoneinfo.ZoneInfo", _take_zone_info, _make_zone_info, (str,)),
+    )
+}
+"""Of types whose modules take as long to import as all of this one; few sessions need them."""
+
+
+def _late(name: str, kind: type | None = None) -> _Schema | None:
+    """The schema of such a type, which may be given with its name."""
+    schema = _LATE.get(name)
+    if schema is None or kind is None:
+        return schema
+    module, _, attribute = name.partition(".")
+    return schema if kind is getattr(sys.modules.get(module), attribute, None) else None

@@ -78,3 +78,16 @@ def test_what_cannot_travel_in_an_own_class_is_refused_by_its_place(session, too
     """At the call, before a command is sent."""
     with pytest.raises(di.EncodingError, match=r"^argument 0 at \.items\[0\]: a value of type"):
         session.get_global_func("conformance.echo")(classes.Order("g", [object()]))
+
+
+@BOTH_ENDS
+def test_a_value_of_a_class_that_the_program_has_not_imported(session, tools):
+    """It is refused where it is fetched, by its name, and nothing else is disturbed."""
+    if type(session) is di.ThreadedSession:
+        pytest.skip("the program has what its threads have imported")
+    ref = session.get_global_func("values.foreign")()
+    for fetch in (ref.get, ref.future().result, ref.get_all, lambda: tools.results("echo", [ref])):
+        with pytest.raises(di.EncodingError, match=r"disco_only_on_workers\.Sample: the module"):
+            fetch()
+    assert tools.results("echo", 1) == [1, 1]
+    session.sync_all()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import sys
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import disco_server
@@ -120,6 +122,16 @@ class Failure(Exception):
 def order(name):
     """An order, made by its constructor."""
     return Order(name, [Point(1, Fixed({2})), Colour.GREEN])
+
+
+@disco_server.register_func("values.foreign")
+def foreign():
+    """A value of a class that the program has not imported."""
+    only = ModuleType("disco_only_on_workers")
+    only.Sample = dataclasses.make_dataclass("Sample", ["x"])
+    only.Sample.__module__ = only.__name__
+    sys.modules[only.__name__] = only
+    return only.Sample(1)
 
 
 @disco_server.register_func("values.made")
