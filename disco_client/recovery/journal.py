@@ -365,6 +365,7 @@ _EFFECTS = frozenset(
     for name in (
         "_import_python_module",
         "_load_source",
+        "_offer_source",
         "_execute_cell",
         "init_ccl",
         "_compare_shapes",

@@ -224,6 +224,19 @@ def test_another_worker_has_it_after_a_loss(open_session, bring, lose):
     assert session.function(module.scale)(2).get(1) == 5
 
 
+def test_another_worker_has_it_after_a_checkpoint(open_session, bring, lose, tmp_path):
+    """What a session had brought before is brought again with what makes its functions."""
+    module = bring()
+    session = open_session(2, recover="replay")
+    scaled = session.function(module.scale)
+    assert scaled(1).get(1) == 3
+    session.checkpoint(tmp_path / "checkpoint")
+    lose(session)
+    assert scaled(1).get(1) == 3
+    assert session.function(module.scale)(2).get(1) == 5
+    assert session.create(module.Counter, 1).add().get(1) == 2
+
+
 PROGRAM = """\
 import disco_client
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 
 from disco_client.command_log import CommandLog
 from disco_client.errors import EncodingError
+from disco_client.recovery import journal
 from disco_client.recovery.journal import Journal, PruneRequest, plan_pruning
 from disco_client.wire.codec import Action, EncodedBatch
 
@@ -189,3 +193,29 @@ def test_segments_skip_what_is_left_out(client):
     assert told == [(1, 1, 0), (2, 4, 2), (5, 10, 4)]
     assert [EncodedBatch.FromString(bytes(each.payload)).skipped for each in made] == [0, 2, 4]
     assert [seq for each in made for seq, _ in each.entries()] == [1, 4, 9, 10]
+
+
+LEAVES_NOTHING = re.compile(
+    r"(local\.|mpi\.|nccl\.|rccl\.)?(send_to|recv_from)_\w+|barrier|cuda_ipc\.\w+"
+    r"|_(save|snapshot)_\w+|_(load|weights)_check|_(interrupt|poison)_registers|_dt_assign"
+    r"|_(un)?publish"
+)
+"""Functions that change arrays, registers and files, which a checkpoint has, or nothing."""
+
+
+def test_what_changes_a_worker_is_done_again_after_a_checkpoint():
+    """A function that returns nothing does something: imports a module, offers a class."""
+    import disco_server.rank.builtins  # noqa: F401  (registers them)
+    from disco_server.rank.functions import registry
+
+    prefix = "runtime.disco."
+    silent = {
+        name.removeprefix(prefix).removeprefix(".")
+        for name, func in registry().items()
+        if name.startswith(prefix)
+        and inspect.isfunction(func)
+        and inspect.signature(func).return_annotation in (None, "None")
+    }
+    done_again = {name.removeprefix(prefix) for name in journal._EFFECTS}
+    assert {name for name in silent if not LEAVES_NOTHING.fullmatch(name)} <= done_again
+    assert {"_load_source", "_offer_source"} <= silent
