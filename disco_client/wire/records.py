@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from disco_client.errors import EncodingError
-from disco_client.reentry import import_uninterrupted
 from disco_client.wire.own_classes import OWN_CLASSES, own_class_of
 from disco_client.wire.record_parts import RecordParts
 
@@ -106,11 +105,11 @@ def _take_text(value: decimal.Decimal) -> tuple[str]:
 
 
 def _make_decimal(text: str) -> decimal.Decimal:
-    decimal = import_uninterrupted("decimal")
+    import decimal
+
     with decimal.localcontext() as context:
         context.traps[decimal.InvalidOperation] = True  # else garbage is a NaN
-        made: decimal.Decimal = decimal.Decimal(text)
-    return made
+        return decimal.Decimal(text)
 
 
 # Times ------------------------------------------------------------------------------------
@@ -154,8 +153,9 @@ def _make_zone(offset: dt.timedelta, name: str) -> dt.timezone:
 
 
 def _make_zone_info(key: str) -> zoneinfo.ZoneInfo:
-    made: zoneinfo.ZoneInfo = import_uninterrupted("zoneinfo").ZoneInfo(key)
-    return made
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(key)
 
 
 def _take_zone_info(value: zoneinfo.ZoneInfo) -> tuple[str]:

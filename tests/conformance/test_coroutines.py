@@ -67,8 +67,7 @@ def test_whatever_returns_a_coroutine_is_awaited(session, tools):
     assert tools.results("coroutine.called", 3) == everywhere(tools, 6)
     assert tools.results("coroutine.partial") == everywhere(tools, 42)
     assert tools.results("coroutine.lambda", 3) == everywhere(tools, 6)
-    assert tools.results("disco_coroutine_functions.doubled", 3) == everywhere(tools, 6)
-    assert tools.results("disco_coroutine_functions.whole", 3) == everywhere(tools, 6)
+    assert tools.results("disco_conformance_functions.awaited", 3) == everywhere(tools, 6)
 
 
 def test_methods_of_objects_are_awaited(session, tools):
@@ -109,7 +108,7 @@ def test_steps_of_a_program_are_awaited(session, tools):
 
 def test_functions_of_distributed_tensors_are_awaited(session):
     """As others that compute the parts of a tensor."""
-    made = session.numpy.fromfunction("disco_coroutine_functions.doubled", 4, dtype="float64")
+    made = session.numpy.fromfunction("coroutine.doubled", 4, dtype="float64")
     assert made.numpy().tolist() == [0, 2, 4, 6]
 
 

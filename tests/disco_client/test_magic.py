@@ -53,7 +53,7 @@ def later():
 def test_each_worker_keeps_what_cells_define(own_session):
     """Names of its own, also where workers are threads; functions see what comes later."""
     assert values(own_session, NAMES) is None
-    assert values(own_session, "step = me * 10\nlater()") == [[0, 0], [1, 10]]
+    assert values(own_session, "step = me * 10\nlater()") == [(0, 0), (1, 10)]
     assert values(own_session, "step += 1\nstep") == [1, 11]
     assert values(own_session, "step += 1\nstep") == [2, 12]
 
@@ -160,10 +160,10 @@ def test_another_worker_has_the_names_after_a_loss(open_session, lose, tmp_path)
     values(session, f"{NAMES}\nstep = 5")
     values(session, "step += 1")
     lose(session)
-    assert values(session, "later()") == [[0, 6], [1, 6]]
+    assert values(session, "later()") == [(0, 6), (1, 6)]
     session.checkpoint(tmp_path / "checkpoint")
     lose(session)
-    assert values(session, "step += 1\nlater()") == [[0, 7], [1, 7]]
+    assert values(session, "step += 1\nlater()") == [(0, 7), (1, 7)]
 
 
 def test_a_session_that_has_ended_is_not_open():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import disco_array_functions  # noqa: F401  (registers functions)
-import disco_coroutine_functions  # noqa: F401  (registers functions)
+import disco_coroutine_functions
 import disco_interrupt_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
 import disco_raising_functions  # noqa: F401  (registers functions)
@@ -40,6 +40,11 @@ def _me():
 def echo(*args):
     """Returns its one argument, or all of them."""
     return args[0] if len(args) == 1 else list(args)
+
+
+async def awaited(value):
+    """Doubles a value, and is found by the name of its module."""
+    return await disco_coroutine_functions.doubled(value)
 
 
 @disco_server.register_func("conformance.named")

@@ -18,7 +18,7 @@ from disco_interrupt_functions import spin
 
 import disco_server
 
-__all__ = ["doubled", "kept", "whole"]
+__all__ = ["doubled", "kept"]
 
 _kept = defaultdict(list)
 _held = {}
@@ -57,11 +57,6 @@ class Called:
 disco_server.register_func("coroutine.called")(Called())
 disco_server.register_func("coroutine.partial")(functools.partial(doubled, 21))
 disco_server.register_func("coroutine.lambda")(lambda value: doubled(value, 0.0))
-
-
-def whole(part):
-    """Not registered; found by its dotted name."""
-    return doubled(part)
 
 
 @disco_server.register_func("coroutine.where")

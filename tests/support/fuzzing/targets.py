@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import struct
 import tempfile
+from decimal import Decimal
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from travelling import classes
 
 from disco_client.arrays.memory_messages import pack, unpack
 from disco_client.command_log import CommandLog
@@ -60,6 +64,9 @@ def values():
         *(None, True, -5, 1.5, "text", b"bytes", np.dtype("float32"), Device("cuda", 1)),
         *(Shape((2, 3)), Opaque("t", "x"), [1, [2, [3, "x"]]], {"a": {"b": None}}),
         *(np.arange(6.0).reshape(2, 3), np.zeros((0, 4), "int8"), np.array(["a", "bc"])),
+        *((1, "x"), {1, ("y",)}, frozenset(), 1 << 70, 1.5j, Decimal("1.50"), Path("a/b")),
+        *(dt.datetime(2026, 1, 31, tzinfo=ZoneInfo("Europe/Berlin")), dt.timedelta(1)),
+        *(classes.Order("a", [classes.Point(1, classes.Colour.RED)]), classes.Access.READ),
     ]
     for example in examples:
         value = EncodedValue()
