@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from disco_client.pb import controller_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
-from disco_server.core.session_state import SessionState
+from disco_server.core.session_state import EndReason, SessionState
 from disco_server.observe import logs
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class AskedInterrupts:
             del self._asked[number]
         if late.done():
             return late.result()
+        if session.end is not None and session.end.reason is EndReason.CLOSED:
+            return ()  # its program was interrupted, and ended before it could answer
         if session.end is not None:
             raise CannotInterrupt(f"session {session.name!r} has ended: {session.end.message}")
         msg = (

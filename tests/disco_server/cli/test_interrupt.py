@@ -6,8 +6,10 @@ import json
 
 import pytest
 from interrupting import await_start
+from reentry import in_thread
 
 from disco_client import Interrupted, WorkerLost, connect
+from disco_client.core import core_of
 
 LONG = 600.0
 
@@ -43,6 +45,15 @@ def test_the_program_answers_whenever_it_is_asked(disco, cluster):
             sleep(0).get()
             assert disco("interrupt", "busy").exit_code == 0
         session.sync_all()
+
+
+def test_a_program_that_ends_before_it_answers_is_interrupted(disco, cluster):
+    """As one does that does not catch what its wait raises."""
+    session = connect(cluster.address, num_workers=1, name="ends", logs=False)
+    core_of(session).inbox.on_interrupt_asked = lambda _asked: in_thread(session.shutdown)
+    shown = disco("interrupt", "ends")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.output == f"session 'ends' ({session.session_id}) is interrupted\n"
 
 
 def test_it_needs_the_program(disco, cluster):
