@@ -123,16 +123,14 @@ def test_a_reference_becomes_what_each_workers_register_holds(session):
 @pytest.mark.parametrize(
     ("argument", "error"),
     [
-        (1 << 64, EncodingError),
-        ({1, 2}, EncodingError),
+        ({object()}, EncodingError),
         (lambda: 0, EncodingError),
         ([object()], EncodingError),
         ({1: 1}, EncodingError),
         (np.array([object()]), EncodingError),
-        (1j, EncodingError),
         ("x" * (MAX_COMMAND_BYTES + 1), EncodingError),
     ],
-    ids=["int", "set", "function", "object", "keys", "objects", "complex", "size"],
+    ids=["set", "function", "object", "keys", "objects", "size"],
 )
 def test_a_refused_argument_sends_nothing_and_takes_no_register(session, argument, error):
     """The session is as it was, after however many refusals."""

@@ -105,7 +105,6 @@ def test_no_exception_is_too_strange_to_report(session, name, args, text):
 @pytest.mark.parametrize(
     ("name", "args", "kind", "text"),
     [
-        ("tests.big_int", (), "builtins.int", str(1 << 80)),
         ("tests.shy", (False,), "disco_test_functions.Shy", "its repr raised RuntimeError"),
         ("tests.text_of_bytes", (MAX_COMMAND_BYTES + 1,), "builtins.str", "'xxx"),
     ],

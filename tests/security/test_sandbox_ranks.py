@@ -150,7 +150,7 @@ def test_ranks_may_be_another_user(daemons, opened, eventually):
     with connect(controller.address, num_workers=2, logs=False) as session:
         ids = session.get_global_func("os.getresuid")()
         for worker in range(2):
-            assert ids.debug_get_from_remote(worker) == [NOBODY] * 3
+            assert ids.debug_get_from_remote(worker) == (NOBODY,) * 3
         assert ask(session, "os.getgroups") == os.getgrouplist("nobody", NOBODY)
         array = np.arange(1 << 16, dtype="float64")
         whole = session.empty(array.shape, "float64")

@@ -261,12 +261,6 @@ def total(array):
     return [float(array.sum()), list(array.shape), bool(array.flags.writeable)]
 
 
-@disco_server.register_func("tests.big_int")
-def big_int():
-    """A value of a kind that may travel, in a size that may not."""
-    return 1 << 80
-
-
 class Shy:
     """An object that does not even say what it is."""
 
