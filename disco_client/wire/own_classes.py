@@ -92,7 +92,8 @@ def _class_of(name: str) -> type:
     found = None if _is_ours(module) else _in_module(sys.modules.get(module), qualname)
     if found is None and module and module == _stem_of_main():
         found = _in_module(sys.modules.get("__main__"), qualname)
-    if isinstance(found, type):
+    # What a module has imported from another one goes by the other's name, ours by none.
+    if isinstance(found, type) and found.__module__ in (module, "__main__"):
         return found
     imported = (
         "is imported here and has no such class"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from disco_client import Device  # noqa: F401  (which nobody may make by the name of this module)
+
 __all__ = ["VALUES", "assert_same", "classes"]
 
 _WORKER_MODULES = str(Path(__file__).parents[1] / "worker_modules")

@@ -151,6 +151,7 @@ ORDER = "disco_value_classes:Order"
         ({"type": "dataclass", "of": "subprocess:Popen"}, "which is none here"),
         ({"type": "dataclass", "of": ":"}, "is not imported here"),
         ({"type": "dataclass", "of": "disco_server.modules.base:LoadedModule"}, "no such class"),
+        ({"type": "dataclass", "of": "travelling:Device"}, "has no such class"),
         ({"type": "dataclass", "of": ORDER, "fields": ["name"]}, "has the fields name, items, to"),
         ({"type": "dataclass", "of": "disco_value_classes:Watching"}, "runs the code"),
         ({"type": "dataclass", "of": "disco_value_classes:Failure"}, "object.__new__"),
