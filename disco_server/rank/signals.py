@@ -203,7 +203,8 @@ class CallGuard:
             CommandInterrupted: The command that is executed ends here.
         """
         if self._note(until, ends) and self.calling:
-            self._aim()
+            self.aimed, self._aimed_at = self.position, monotonic()
+            self.aims += 1
             if self.between is not None:
                 self.between()
             elif self._own:
@@ -234,10 +235,13 @@ class CallGuard:
         ident, kept = ctypes.c_ulong(thread), CommandInterrupted()
         if not (self._note(until, ends) and self.calling):
             return
-        self._aim()
-        # From here on no other thread runs: the interpreter changes threads when a call returns or
-        # a loop goes back. So what is found here is so still when it is acted on.
-        if self.calling and self.interrupted:
+        now = monotonic()
+        # The interpreter changes threads where a function begins, a call of C returns or a loop
+        # goes back: for the last time where `interrupted` begins. So what is found from there on
+        # is so still when it is acted on.
+        if self.interrupted and self.calling:
+            self.aimed, self._aimed_at = self.position, now
+            self.aims += 1
             if self.between is not None:
                 self.between()
             elif self._own:
@@ -272,10 +276,6 @@ class CallGuard:
         self.on_interrupt()
         again = self.aimed != self.position or monotonic() - self._aimed_at >= AGAIN_S
         return self.interrupted and again
-
-    def _aim(self) -> None:
-        self.aimed, self._aimed_at = self.position, monotonic()
-        self.aims += 1
 
     def install(self) -> None:
         """Runs what ``signal.signal`` is given from now on inside this guard."""

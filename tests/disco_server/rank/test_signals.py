@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+import threading
+import time
 
 import pytest
 
-from disco_server.rank.signals import CallGuard
+from disco_server.observe.flight import SLOT_MASK
+from disco_server.rank.signals import CallGuard, CommandInterrupted
 
 
 @pytest.fixture
@@ -70,3 +74,54 @@ def test_a_handler_may_raise_at_any_bytecode_of_the_guard(guard, capsys):
         signal.raise_signal(signal.SIGUSR1)
         assert "while the worker ran no call; it goes on" in capsys.readouterr().err
     assert number > 20
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
+    """Nothing is raised after the call, though the interpreter may change threads at each place."""
+    guard, begun, over, gone_on = CallGuard(), *(threading.Event() for _ in range(3))
+    guard.position = 1
+    guard.cancelled = [-1] * (SLOT_MASK + 1)
+    late: list[BaseException] = []
+
+    def call():
+        begun.set()
+        while not over.is_set():
+            pass
+
+    def rank():
+        try:
+            with contextlib.suppress(CommandInterrupted):
+                guard.run(call)
+            for _ in range(10_000):  # it looks for what was raised where a loop goes back
+                pass
+            gone_on.wait()
+            for _ in range(10_000):
+                pass
+        except CommandInterrupted as error:
+            late.append(error)
+
+    left = place
+
+    def change_threads(_frame, event, _arg):
+        nonlocal left
+        if event in ("call", "c_return"):
+            left -= 1
+            if left == -1:
+                over.set()
+                while guard.calling:
+                    time.sleep(0)
+
+    thread = threading.Thread(target=rank)
+    thread.start()
+    begun.wait()
+    guard.cancelled[1] = 1
+    sys.setprofile(change_threads)
+    try:
+        guard.interrupt_thread(thread.ident, 0, 0)
+    finally:
+        sys.setprofile(None)
+    over.set()
+    gone_on.set()
+    thread.join()
+    assert not late
