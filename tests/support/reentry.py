@@ -580,7 +580,6 @@ class Finalizing:
     def __enter__(self) -> Self:
         self._thresholds = gc.get_threshold()
         gc.collect()
-        gc.freeze()  # else each collection would go through all that the tests have imported
         self._active = True
         _Garbage(self._finalize)
         gc.set_threshold(1)
@@ -589,7 +588,6 @@ class Finalizing:
     def __exit__(self, *_error: object) -> None:
         self._active = False
         gc.set_threshold(*self._thresholds)
-        gc.unfreeze()
         # What other threads call may need what is closed after this block.
         while any(thread != threading.get_ident() for thread in tuple(self._running)):
             time.sleep(_LOOK_S)
