@@ -532,6 +532,18 @@ def suite_of(item: pytest.Item) -> str:
     return next(found, "carriers" if second else "main")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that have no test of the suite, as to read them all takes its time."""
+    suite = config.option.suite
+    here = collection_path.relative_to(config.rootpath).as_posix()
+    here += "/" * collection_path.is_dir()
+    if suite in ("all", _ONECCL, _GPU) or any(e.startswith(here) for e in SUITES.get(suite, ())):
+        return None
+    owner = next((name for name, places in SUITES.items() if here.startswith(places)), "main")
+    may_hold = owner == suite or (owner == "main" and suite == "carriers")
+    return None if may_hold else True
+
+
 def _is_slow(item: pytest.Item) -> bool:
     """Whether a test starts what takes its time; of session kinds threads alone are quick."""
     kind = getattr(getattr(getattr(item, "callspec", None), "params", {}).get("case"), "kind", None)
