@@ -76,6 +76,12 @@ def test_a_handler_may_raise_at_any_bytecode_of_the_guard(guard, capsys):
     assert number > 20
 
 
+def look_for_raised():
+    """The interpreter does where a loop goes back, and may forget it for a while."""
+    for _ in range(10_000):
+        pass
+
+
 @pytest.mark.parametrize("place", range(12))
 def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
     """Nothing is raised after the call, though the interpreter may change threads at each place."""
@@ -93,11 +99,9 @@ def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
         try:
             with contextlib.suppress(CommandInterrupted):
                 guard.run(call)
-            for _ in range(10_000):  # it looks for what was raised where a loop goes back
-                pass
+            look_for_raised()
             gone_on.wait()
-            for _ in range(10_000):
-                pass
+            look_for_raised()
         except CommandInterrupted as error:
             late.append(error)
 
@@ -105,12 +109,11 @@ def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
 
     def change_threads(_frame, event, _arg):
         nonlocal left
-        if event in ("call", "c_return"):
-            left -= 1
-            if left == -1:
-                over.set()
-                while guard.calling:
-                    time.sleep(0)
+        left -= event in ("call", "c_return")
+        if left == -1:
+            over.set()
+            while guard.calling:
+                time.sleep(0)
 
     thread = threading.Thread(target=rank)
     thread.start()
