@@ -13,8 +13,13 @@ const LISTS = ["nodes", "sessions", "waiting", "over", "ranks"];
 const NAMES = { cpu: "processor", memory: "memory", gpu: "GPU" };
 const history = new Map();
 const loads = new Map();
-let chosen = new URLSearchParams(location.hash.slice(1)).get("session") ?? "";
-let token = sessionStorage.getItem("disco-token") ?? "";
+const given = new URLSearchParams(location.hash.slice(1));
+let chosen = given.get("session") ?? "";
+let token = given.get("token") ?? sessionStorage.getItem("disco-token") ?? "";
+if (given.has("token")) {
+  sessionStorage.setItem("disco-token", token);
+  globalThis.history.replaceState(null, "", chosen ? `#session=${chosen}` : location.pathname);
+}
 let view = null, node = "", seen = "", drawnOf = "";
 
 const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
