@@ -13,13 +13,24 @@ from typing import TYPE_CHECKING, get_args
 
 from disco_client.arguments import CCL_NAMES
 from disco_client.errors import ConfigError
-from disco_client.wire.host_arrays import as_host_array
+from disco_client.wire.host_arrays import Array, as_host_array
 from disco_client.wire.values import ReduceName, Shape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from disco_client.core import DRef, SessionCore
 
-__all__ = ["REDUCE_OPS", "broadcast", "init_ccl", "move", "reduce", "scatter"]
+__all__ = [
+    "REDUCE_OPS",
+    "abroadcast",
+    "ascatter",
+    "broadcast",
+    "init_ccl",
+    "move",
+    "reduce",
+    "scatter",
+]
 
 REDUCE_OPS: tuple[ReduceName, ...] = get_args(ReduceName)
 """Reductions in the order of their codes.
@@ -46,16 +57,50 @@ def init_ccl(core: SessionCore, ccl: str, *device_ids: int) -> None:
 
 def broadcast(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -> DRef:
     """Copies a host array to every worker; see ``Session.broadcast``."""
+    array, spread = _broadcasting(core, src, dst, tag)
+    return spread(core.copy_to_worker_0(array))
+
+
+async def abroadcast(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -> DRef:
+    """Does the same without stopping the event loop; see ``Session.abroadcast``."""
+    array, spread = _broadcasting(core, src, dst, tag)
+    return await core.put(array, spread)
+
+
+def _broadcasting(
+    core: SessionCore, src: object, dst: DRef | None, tag: str | None
+) -> tuple[Array, Callable[[DRef], DRef]]:
+    """The array for worker 0, and what passes it on from there."""
     named = _named(tag)
     array = as_host_array(src)
-    if dst is None:
-        dst = core.empty(array.shape, array.dtype)
-    held = core.copy_to_worker_0(array)
-    return _call(core, "broadcast_from_worker0", dst, named, held, False)
+
+    def spread(held: DRef) -> DRef:
+        made = core.empty(array.shape, array.dtype) if dst is None else dst
+        return _call(core, "broadcast_from_worker0", made, named, held, False)
+
+    return array, spread
 
 
 def scatter(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -> DRef:
     """Gives each worker one slice of a host array; see ``Session.scatter``."""
+    array, spread = _scattering(core, src, dst, tag)
+    return spread(core.copy_to_worker_0(array))
+
+
+async def ascatter(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -> DRef:
+    """Does the same without stopping the event loop; see ``Session.ascatter``."""
+    array, spread = _scattering(core, src, dst, tag)
+    return await core.put(array, spread)
+
+
+def _scattering(
+    core: SessionCore, src: object, dst: DRef | None, tag: str | None
+) -> tuple[Array, Callable[[DRef], DRef]]:
+    """The array for worker 0, and what passes it on from there.
+
+    Raises:
+        ConfigError: It does not have a slice for each worker.
+    """
     named = _named(tag)
     array = as_host_array(src)
     if array.ndim == 0 or array.shape[0] != core.num_workers:
@@ -65,10 +110,12 @@ def scatter(core: SessionCore, src: object, dst: DRef | None, tag: str | None) -
             "gives each worker its part of any number"
         )
         raise ConfigError(msg)
-    if dst is None:
-        dst = core.empty(array.shape[1:], array.dtype)
-    held = core.copy_to_worker_0(array)
-    return _call(core, "scatter_from_worker0", dst, named, held, False)
+
+    def spread(held: DRef) -> DRef:
+        made = core.empty(array.shape[1:], array.dtype) if dst is None else dst
+        return _call(core, "scatter_from_worker0", made, named, held, False)
+
+    return array, spread
 
 
 def move(

@@ -1057,7 +1057,9 @@ class SessionCore:
         here = self.here()
         array = as_host_array(host_array)
         if here is self and remote_array is not None:
-            self.check_may_send(array, "copy_to_worker_0, array, ref")
+            self.check_may_send(
+                array, "await asyncio.to_thread(session.copy_to_worker_0, array, ref)"
+            )
         elif here is self and self.must_not_wait and array.nbytes > INLINE_ARRAY_BYTES:
             self.check_may_wait("await session.put(array)")
         ref = here.send_array(Action.COPY_TO_WORKER0, remote_array, 0, array, answers=0)
@@ -1269,9 +1271,7 @@ class SessionCore:
 
     def take_ticket(self) -> int:
         """The number under which the next large array travels."""
-        self.check_may_wait(
-            "ref = await asyncio.to_thread(session.broadcast, array); give that as the argument"
-        )
+        self.check_may_wait("ref = await session.abroadcast(array); give that as the argument")
         return self.next_ticket()
 
     def next_ticket(self) -> int:
@@ -1353,18 +1353,18 @@ class SessionCore:
         ):
             raise Reentered
 
-    def check_may_send(self, array: object, call: str) -> None:
+    def check_may_send(self, array: object, instead: str) -> None:
         """Makes sure that a method of the session may send a host array.
 
         Args:
             array: It.
-            call: The method and its arguments, for a thread that may wait.
+            instead: What to do where it must not.
 
         Raises:
             WouldBlock: It must not, because of the array's size.
         """
         if self.must_not_wait and as_host_array(array).nbytes > INLINE_ARRAY_BYTES:
-            self.check_may_wait(f"await asyncio.to_thread(session.{call})")
+            self.check_may_wait(instead)
 
     def ask(self, ref: DRef, worker: int, *, soon: bool = False) -> RefFuture:
         """Asks what one worker's register holds; see `attend` for ``soon``."""
@@ -1436,8 +1436,14 @@ class SessionCore:
 
         await await_all(self.log, ask, deadline)
 
-    async def put(self, host_array: object) -> DRef:
-        """Copies a host array to worker 0; see ``Session.put``."""
+    async def put(self, host_array: object, then: Callable[[DRef], DRef] | None = None) -> DRef:
+        """Copies a host array to worker 0; see ``Session.put``.
+
+        Args:
+            host_array: It.
+            then: Issues what follows the copy, and returns what is returned. The workers begin
+                with that when the array is there, for which this waits.
+        """
         array = as_host_array(host_array)
         await await_room(self.log)
         here = self.here()
@@ -1447,9 +1453,11 @@ class SessionCore:
         with uploads:
             _, made = here.issue_array(Action.COPY_TO_WORKER0, None, array, uploads)
         ref = holding(made, shape=array.shape, dtype=array.dtype)
-        if uploads.offered:
-            await here.background.call(partial(_send, uploads))
-        return ref
+        try:
+            return ref if then is None else then(ref)
+        finally:  # worker 0 waits for it also where something else is refused
+            if uploads.offered:
+                await here.background.call(partial(_send, uploads))
 
     # The end -------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from disco_client.reentry import import_uninterrupted
 from disco_client.scopes import Block, Scope
 from disco_client.sources import described
 from disco_client.text import many
+from disco_client.threads import starting
 from disco_client.type_variables import P, T
 from disco_client.waiting import AUTO, Deadline
 
@@ -835,6 +836,37 @@ class Session:
         """
         return self._engine.distribute(array, self.mesh() if mesh is None else mesh, placement)
 
+    async def adistribute(
+        self, array: object, mesh: DeviceMesh | None = None, placement: Placement | str = "R"
+    ) -> DTensor:
+        """Brings a host array of any size to a mesh; :meth:`distribute` for asyncio.
+
+        A thread sends the parts, and its commands belong to the task's scope. The array must not
+        be changed before this returns. If the await is cancelled, the thread goes on.
+
+        Args:
+            array: As for :meth:`distribute`, a file that the workers read among them.
+            mesh: As for :meth:`distribute`.
+            placement: As for :meth:`distribute`.
+
+        Raises:
+            ConfigError, EncodingError, BadFile, NotAllowed: As for :meth:`distribute`.
+            ThreadRefused: The system starts no thread for it.
+
+        Examples:
+            >>> import asyncio
+            >>> async def main():
+            ...     async with disco_client.aconnect(num_workers=2) as cluster:
+            ...         x = await cluster.adistribute(np.ones((2, 50_000)), placement="S[0]")
+            ...         return await x.sum()
+            >>> asyncio.run(main())
+            array(100000.)
+        """
+        import asyncio
+
+        with starting("session.adistribute"):
+            return await asyncio.to_thread(self.distribute, array, mesh, placement)
+
     @property
     def numpy(self) -> ArrayNamespace:
         """Numpy's names, whose functions make tensors on the workers and compute there.
@@ -1064,8 +1096,40 @@ class Session:
             array([1., 1.])
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
-        self._core.check_may_send(src, "broadcast, array")
+        self._core.check_may_send(src, "await session.abroadcast(array)")
         return collectives.broadcast(self._core, src, dst, tag)
+
+    async def abroadcast(
+        self, src: object, dst: DRef | None = None, *, tag: str | None = None
+    ) -> DRef:
+        """Copies a host array of any size to every worker; :meth:`broadcast` for asyncio.
+
+        Its commands have their place in the order of commands before the array is sent. The array
+        may be changed as soon as this returns. If the await is cancelled, it is still sent.
+
+        Args:
+            src: As for :meth:`broadcast`.
+            dst: As for :meth:`broadcast`.
+            tag: As for :meth:`broadcast`.
+
+        Returns:
+            The reference of the copies.
+
+        Raises:
+            ConfigError: The tag is no str.
+            EncodingError: The host array holds Python objects.
+            SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import asyncio
+            >>> async def main():
+            ...     async with disco_client.aconnect(num_workers=2) as cluster:
+            ...         ref = await cluster.abroadcast(np.ones(100_000))
+            ...         return (await ref.get(1)).shape
+            >>> asyncio.run(main())
+            (100000,)
+        """
+        return await collectives.abroadcast(self._core, src, dst, tag)
 
     def broadcast_from_worker0(
         self,
@@ -1128,8 +1192,38 @@ class Session:
             array([6., 7.])
         """
         del in_group  # only worker 0 has the data, so it alone can be the source
-        self._core.check_may_send(src, "scatter, array")
+        self._core.check_may_send(src, "await session.ascatter(array)")
         return collectives.scatter(self._core, src, dst, tag)
+
+    async def ascatter(
+        self, src: object, dst: DRef | None = None, *, tag: str | None = None
+    ) -> DRef:
+        """Gives each worker one slice of a host array of any size; :meth:`scatter` for asyncio.
+
+        Order, the array and cancelled awaits are as for :meth:`abroadcast`.
+
+        Args:
+            src: As for :meth:`scatter`.
+            dst: As for :meth:`scatter`.
+            tag: As for :meth:`scatter`.
+
+        Returns:
+            The reference of the slices.
+
+        Raises:
+            ConfigError: The first axis does not fit, or the tag is no str.
+            EncodingError: The host array holds Python objects.
+            SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import asyncio
+            >>> async def main():
+            ...     async with disco_client.aconnect(num_workers=2) as cluster:
+            ...         return await (await cluster.ascatter(np.eye(2))).get(1)
+            >>> asyncio.run(main())
+            array([0., 1.])
+        """
+        return await collectives.ascatter(self._core, src, dst, tag)
 
     def scatter_from_worker0(
         self,

@@ -456,6 +456,13 @@ class ControllerConfig(DaemonConfig):
     port_file: Path | None = setting(
         None, read_path, "Write the port here once ready.", metavar="PATH"
     )
+    http_link_file: Path | None = setting(
+        None,
+        read_path,
+        "Write the dashboard's address here. Where callers are asked for nothing, the page asks for"
+        " a token, which is made at each start and is part of that address.",
+        metavar="PATH",
+    )
     frames: str = setting(
         "on",
         OneOf(ON_OFF),
@@ -589,6 +596,8 @@ class ControllerConfig(DaemonConfig):
         self.guard.check_listen(self.listen_address, "listen")
         if self.http_address is not None:
             self.guard.check_listener(self.http_address, "http")
+        if self.http_link_file is not None and self.http == OFF:
+            raise ConfigError("http_link_file: expected an address as --http with it, got off")
 
     @property
     def guard(self) -> Guard:

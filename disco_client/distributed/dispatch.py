@@ -58,6 +58,7 @@ from disco_client.distributed.slices import (
 )
 from disco_client.errors import CaptureError, ConfigError, EncodingError
 from disco_client.futures import await_room
+from disco_client.no_operand import NoOperand
 from disco_client.wire.array_likes import plain_array
 from disco_client.wire.dlpack import speaks_dlpack
 from disco_client.wire.host_arrays import as_host_array
@@ -81,7 +82,8 @@ __all__ = ["Engine", "make_mesh"]
 _NUMBERS = (bool, int, float)
 _ARRAYS = (np.ndarray, np.generic, list, tuple)
 """What stands for an array of the host, as numpy takes it."""
-_DISTRIBUTE = "distribute, array, mesh, placement"
+_EXPECTED = "expected a distributed tensor, an array or a number"
+_DISTRIBUTE = "await session.adistribute(array, mesh, placement)"
 """What a thread may do where the event loop must not wait."""
 
 
@@ -175,9 +177,10 @@ class Engine(Computing, Renewable):
     def distribute(self, array: object, mesh: DeviceMesh, placement: Placement | str) -> DTensor:
         """Brings a host array to the workers of a mesh; see ``Session.distribute``."""
         if isinstance(array, FileTensor):
-            self._core.check_may_wait(f"await asyncio.to_thread(session.{_DISTRIBUTE})")
+            self._core.check_may_wait(_DISTRIBUTE)
             check_mesh(mesh, self._core.num_workers)
             return distribute_file(self._core, self, array, mesh, placement)
+        _refuse_reference(array)
         self._core.check_may_send(array, _DISTRIBUTE)
         host = as_host_array(array) if speaks_dlpack(array) else plain_array(array)
         tensor = TensorStructInfo(host.shape, host.dtype)
@@ -301,7 +304,12 @@ class Engine(Computing, Renewable):
     # Functions ------------------------------------------------------------------------
 
     def takes(self, operand: object) -> bool:
-        """Whether something can be computed with."""
+        """Whether something can be computed with.
+
+        Raises:
+            EncodingError: It is a reference, which stands for one value on each worker.
+        """
+        _refuse_reference(operand)
         return isinstance(operand, (DTensor, *_ARRAYS, complex, *_NUMBERS))
 
     def call(self, name: str, *operands: Any, **options: Any) -> DTensor:
@@ -424,7 +432,8 @@ class Engine(Computing, Renewable):
                 TensorStructInfo(host.shape, host.dtype) if host.ndim else NumberStructInfo(host)
             )
             return _Host(host, DTensorStructInfo(tensor, mesh, whole))
-        msg = f"expected a distributed tensor, an array or a number, got {operand!r}"
+        _refuse_reference(cast("object", operand))
+        msg = f"{_EXPECTED}, got {operand!r}"
         raise TypeError(msg)
 
     # Parts as they lie --------------------------------------------------------------------
@@ -799,3 +808,18 @@ def _one_mesh(
         f"{name} needs distributed tensors on one mesh, got {' and '.join(map(repr, meshes))};"
         f" bring them to one of these first:{' or'.join(ways)}"
     )
+
+
+def _refuse_reference(operand: object) -> None:
+    """Says how to make a tensor of a reference, whose values on the workers have no placement.
+
+    Raises:
+        EncodingError: It is one.
+    """
+    if isinstance(operand, NoOperand):
+        msg = (
+            f"{_EXPECTED}, got {operand!r}, which stands for a value on each worker;"
+            " session.distribute(ref.numpy(), mesh, placement) makes a tensor of worker 0's array,"
+            " and session.get_global_func(name)(ref) computes with each worker's own"
+        )
+        raise EncodingError(msg)

@@ -807,9 +807,17 @@ global___UploadResult = UploadResult
 class ListRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    ACTIVITY_FIELD_NUMBER: builtins.int
+    activity: builtins.bool
+    """Whether the state of sessions in which no rank executes a command is to be "idle". Nodes
+    are asked for that; otherwise it is "running".
+    """
     def __init__(
         self,
+        *,
+        activity: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activity", b"activity"]) -> None: ...
 
 global___ListRequest = ListRequest
 

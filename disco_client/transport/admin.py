@@ -119,19 +119,22 @@ def ask_for_sessions(line: ReloadingChannel, timeout: float = _ANSWER_S) -> list
     return [(each.session, each.name) for each in list_cluster(line, timeout).sessions]
 
 
-def list_cluster(line: ReloadingChannel, timeout: float = _ANSWER_S) -> controller_pb2.ListResult:
-    """Asks a controller for its nodes and sessions, without asking any node.
+def list_cluster(
+    line: ReloadingChannel, timeout: float = _ANSWER_S, *, activity: bool = False
+) -> controller_pb2.ListResult:
+    """Asks a controller for its nodes and sessions.
 
     Args:
         line: To the controller.
         timeout: Seconds.
+        activity: Whether it asks the nodes which sessions are idle.
 
     Raises:
         AccessDenied: The controller refuses these credentials.
         ConnectionFailed: It does not answer in time.
     """
-    found: controller_pb2.ListResult = _ask(line, "List", b"", controller_pb2.ListResult, timeout)
-    return found
+    request = controller_pb2.ListRequest(activity=activity).SerializeToString()
+    return _ask(line, "List", request, controller_pb2.ListResult, timeout)
 
 
 def drain_node(

@@ -32,7 +32,10 @@ def as_host_array(value: object) -> Array:
             lose its meaning: its mask, its unit, or what a column lacks.
     """
     if hasattr(value, "reg_id"):
-        msg = "expected a host array, got a reference to an array on the workers"
+        msg = (
+            "expected a host array, got a reference to an array on the workers; its numpy() makes"
+            " a host array of it"
+        )
         raise EncodingError(msg)
     if speaks_dlpack(value):
         return _shared(value)

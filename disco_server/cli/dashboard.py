@@ -60,7 +60,8 @@ def dashboard(opened: bool, show_token: bool, as_json: bool, controller: Control
 
     Where the controller asks for a token, the page has a field for it, and
     this says where yours is. The token is not part of the address, which
-    other users of this machine can read while a browser starts.
+    other users of this machine can read while a browser starts. That of a
+    cluster of `disco local` is, and is only printed.
     """
     from disco_client.transport.admin import list_cluster
 
@@ -73,7 +74,8 @@ def dashboard(opened: bool, show_token: bool, as_json: bool, controller: Control
         )
         raise SessionError(msg)
     place = page_at(served, controller.address)
-    began = opened and not place.tunnel and _open(place.url)
+    secret = bool(urlsplit(place.url).fragment)
+    began = opened and not place.tunnel and not secret and _open(place.url)
     token = controller.credentials.plain_token() if show_token else ""
     if as_json:
         about = {**place._asdict(), "opened": began}
@@ -82,6 +84,8 @@ def dashboard(opened: bool, show_token: bool, as_json: bool, controller: Control
     say(f"dashboard at {place.url}")
     if place.tunnel:
         say(f"it listens on the controller's machine alone; run first: {place.tunnel}")
+    if secret and opened:
+        say("open it yourself: as a browser starts, other users can read the token in its address")
     for hint in _login(controller.credentials):
         say(hint)
     if token:
@@ -96,14 +100,15 @@ def page_at(served: str, address: str) -> PagePlace:
         address: Where this machine reaches the controller.
     """
     parts, reached = urlsplit(served), Address.parse(address)
+    fragment = f"#{parts.fragment}" if parts.fragment else ""
     if parts.scheme == "unix":
         tunnel = f"socat TCP-LISTEN:7601,bind=127.0.0.1,fork UNIX-CONNECT:{parts.path}"
-        return PagePlace("http://127.0.0.1:7601/", tunnel)
+        return PagePlace(f"http://127.0.0.1:7601/{fragment}", tunnel)
     host = parts.hostname or ""
     if host in _EVERYWHERE:
         host = "localhost" if reached.path else reached.host
     where = str(Address(host, parts.port or 0))
-    url = f"{parts.scheme}://{where}/"
+    url = f"{parts.scheme}://{where}/{fragment}"
     if is_local(where) and not is_local(address):
         return PagePlace(url, f"ssh -N -L {parts.port}:{where} {reached.host}")
     return PagePlace(url)

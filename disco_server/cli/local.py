@@ -61,13 +61,15 @@ class LocalCluster:
         listen: Listen on this address instead, ``HOST:PORT``.
         insecure: Whether that may be an address that other machines reach although
             connections are neither encrypted nor authenticated.
-        http: Where the controller serves its metrics, ``HOST:PORT``; the worker daemons
-            choose free ports then. None for nowhere.
+        http: Where the controller serves its dashboard and metrics, ``HOST:PORT``; port 0 lets
+            the system choose. None or ``off`` for nowhere.
+        metrics: Whether the worker daemons serve theirs, at free ports.
         devices: What `WorkerConfig.devices` takes, for all nodes together: GPUs are
             divided in their order, equally many to each node, and are its slots.
 
     Attributes:
         address: Where the controller listens, once started.
+        dashboard: The address of its dashboard, with the token that it asks for; empty for none.
         pids: The processes of the daemons.
 
     Raises:
@@ -89,8 +91,8 @@ class LocalCluster:
         insecure: bool = False,
         devices: str | Sequence[str] = "cpu",
         http: str | None = None,
+        metrics: bool = False,
     ) -> None:
-        self._nodes = nodes
         self._shares = share_devices(devices, nodes)
         self._slots = len(self._shares[0]) or slots
         self._allow = ("*",) if allow_modules is None else tuple(allow_modules)
@@ -99,7 +101,9 @@ class LocalCluster:
         # A session that may load any file may import anything.
         self._allow_load = tuple(allow_load) or (("*",) if allow_modules is None else ())
         self._log_level = log_level
-        self._http = http
+        if http is None or http.lower() == OFF:
+            http = OFF
+        self._http = (http, "127.0.0.1:0" if metrics else OFF)
         self._folder = Path(tempfile.mkdtemp(prefix="disco-"))
         self._listen = listen
         self._insecure = ("--insecure",) if insecure else ()
@@ -110,7 +114,7 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join(part for part in path if part),
             PARENT_VARIABLE: str(os.getpid()),
         }
-        self.address = ""
+        self.address = self.dashboard = ""
 
     @property
     def pids(self) -> list[int]:
@@ -127,14 +131,18 @@ class LocalCluster:
         private = f"unix:{self._folder}/controller"
         listen = self._listen or str(Address.parse(private, where="TMPDIR"))
         level = ("--log-level", self._log_level)
-        http = ["--http", self._http or OFF]
-        door = ["--listen", listen, *http, *self._insecure]
-        ready = self._run("controller", [*door, "--expect-nodes", str(self._nodes), *level])
+        link = self._folder / "dashboard"
+        http, metrics = self._http
+        door = ["--listen", listen, "--http", http, *self._insecure]
+        if http != OFF:
+            door += ["--http-link-file", str(link)]
+        ready = self._run("controller", [*door, "--expect-nodes", str(len(self._shares)), *level])
         self.address = ready.partition(" ready at ")[2]
-        threads = max(1, cpu_cores() // (self._nodes * self._slots))
+        self.dashboard = link.read_text().strip() if link.exists() else ""
+        threads = max(1, cpu_cores() // (len(self._shares) * self._slots))
         options = ["--controller", self.address, "--slots", str(self._slots), *level]
         options += self._insecure
-        options += ["--rank-threads", str(threads), "--http", "127.0.0.1:0" if self._http else OFF]
+        options += ["--rank-threads", str(threads), "--http", metrics]
         for pattern in self._allow:
             options += ["--allow-module", pattern]
         if self._allow == ("*",):
@@ -327,8 +335,8 @@ def _path_entry(script: str) -> str:
     "--http",
     metavar="HOST:PORT",
     default=None,
-    help="Serve the dashboard and metrics of the controller there; nodes choose free ports.  "
-    "[default: nowhere]",
+    help="Serve the dashboard and metrics of the controller there, and those of nodes at free "
+    "ports; or off.  [default: the dashboard at a free port of 127.0.0.1]",
 )
 @click.option(
     "--allow-module",
@@ -431,15 +439,18 @@ def local(  # noqa: PLR0913  (what a person may say, each by its name)
         listen=listen,
         insecure=insecure,
         devices=devices,
-        http=http,
+        http=http or "127.0.0.1:0",
+        metrics=http is not None and http.lower() != OFF,
     )
     signal.signal(signal.SIGTERM, _terminate)
     try:
         with cluster:
             if command:
+                if cluster.dashboard:  # standard output is the command's
+                    click.echo(f"dashboard at {cluster.dashboard}", err=True)
                 code = _run_command(command, cluster.address)
             else:
-                code = _idle(cluster, http, as_json=as_json)
+                code = _idle(cluster, as_json=as_json)
     except KeyboardInterrupt as error:
         code = 128 + signal.SIGTERM if isinstance(error, _Terminated) else _INTERRUPTED
     sys.exit(code)
@@ -532,8 +543,8 @@ def _in_foreground() -> bool:
         return False
 
 
-def _idle(cluster: LocalCluster, http: str | None, *, as_json: bool) -> int:
-    page = f"http://{http}/" if http and not http.endswith(":0") else None
+def _idle(cluster: LocalCluster, *, as_json: bool) -> int:
+    page = cluster.dashboard or None
     with contextlib.suppress(KeyboardInterrupt):
         if as_json:
             about = {"address": cluster.address, "pids": cluster.pids, "dashboard": page}

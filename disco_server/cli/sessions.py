@@ -174,7 +174,7 @@ def _list_ended(found: Sequence[SessionView], ids: Mapping[int, str]) -> FittedT
 
 def _details(session: SessionView) -> RenderableType:
     head = Table.grid(padding=(0, 2))
-    state = f"{session.state}, for {duration(session.age_s)}"
+    state = f"{session.state}, began {duration(session.age_s)} ago"
     if session.state == "queued":
         state += f": {session.waits_for}"
     if session.ends_in_s is not None:
@@ -267,7 +267,7 @@ def status(controller: Controller, watch: bool, as_json: bool) -> None:
 def _ask(line: ReloadingChannel) -> controller_pb2.ListResult:
     from disco_client.transport.admin import list_cluster  # --help loads none of it
 
-    return list_cluster(line, _TIMEOUT_S)
+    return list_cluster(line, _TIMEOUT_S, activity=True)
 
 
 def _write(found: controller_pb2.ListResult) -> None:

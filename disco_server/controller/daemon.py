@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -35,11 +37,12 @@ from disco_server.observe.open_files import Need, most_by_grpc
 from disco_server.security import Guard
 from disco_server.settings import OFF
 
-__all__ = ["ControllerListener", "beat", "run"]
+__all__ = ["ControllerListener", "beat", "link_with", "run"]
 
 _logger = logger_of("disco.controller")
 _STOP_GRACE_S = 1.0
 _TICK_S = 0.25
+_TOKEN_BYTES = 32
 _OPEN = Guard()
 
 
@@ -89,7 +92,8 @@ async def _run(config: ControllerConfig, pods: PodsApi | None) -> int:
         await door.open()
         http = await _open_http(hub, config, door.interceptor)
         if config.port_file:
-            _write_port(config.port_file, door.address)
+            port = f"{door.address.path or door.address.port}\n"
+            _write(config.port_file, port, "port_file")
         _on_signals(stop, stop_now)
         say(f"disco-controller ready at {door.address}", "stdout")  # the one line that is promised
         async with asyncio.TaskGroup() as tasks:
@@ -118,7 +122,11 @@ async def _open_http(
     from disco_server.controller.dashboard import Page
     from disco_server.controller.metrics import collect
 
-    page = Page(hub, interceptor)
+    open_to_all = not (config.auth_token_file or config.require_client_cert)
+    token = ""
+    if config.http_link_file and open_to_all:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+    page = Page(hub, interceptor, token)
     http = HttpListener(
         config.http_address,
         exposition(lambda: collect(hub)),
@@ -128,6 +136,10 @@ async def _open_http(
         secrets=listener_secrets(config.guard),
     )
     hub.dashboard = await http.open()
+    if config.http_link_file:
+        # Whoever is told this by a call may do by calls all that the page can.
+        hub.dashboard = link_with(hub.dashboard, token)
+        _write(config.http_link_file, f"{hub.dashboard}\n", "http_link_file", mode=0o600)
     return http
 
 
@@ -207,24 +219,41 @@ def _bind(server: grpc.aio.Server, wanted: Address, guard: Guard) -> Address:
     return wanted if wanted.path else Address(wanted.host, port)
 
 
-def _write_port(path: Path, address: Address) -> None:
-    """Writes the port (of a Unix socket the path) atomically: other processes wait for the file.
+def link_with(url: str, token: str) -> str:
+    """The address of a page with the token that it asks for.
+
+    The token is in the fragment, which browsers do not send: neither a log of requests nor
+    another site that a page links to gets it.
+    """
+    page = url if urlsplit(url).scheme == "unix" else f"{url}/"
+    return f"{page}#token={token}" if token else page
+
+
+def _write(path: Path, text: str, where: str, *, mode: int = 0o666) -> None:
+    """Writes a file atomically, because other processes wait for it.
+
+    Args:
+        path: The file; a pipe or device is written as it is.
+        text: What is written.
+        where: The setting that names it.
+        mode: Who may open it, within the umask.
 
     Raises:
         ConfigError: That is not possible.
     """
-    text = f"{address.path or address.port}\n"
     part = Path(f"{path}.{os.getpid()}")
     try:
-        if path.exists() and not path.is_file():  # a pipe or device is written as it is
+        if path.exists() and not path.is_file():
             path.write_text(text)
             return
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL, mode))
         part.write_text(text)
         part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise ConfigError(f"port_file: {path} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{where}: {path} cannot be written: {error.strerror}") from None
 
 
 def _on_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import io
 import ipaddress
 import json
+import secrets
 import socket
 import urllib.parse
 from collections import Counter
@@ -265,11 +266,14 @@ class Page:
     Args:
         hub: What is shown.
         interceptor: Authenticates viewers.
+        token: What viewers have to show where the interceptor asks callers for nothing; empty
+            for nothing here either.
     """
 
-    def __init__(self, hub: Hub, interceptor: AuthInterceptor) -> None:
+    def __init__(self, hub: Hub, interceptor: AuthInterceptor, token: str = "") -> None:
         self._hub = hub
         self._interceptor = interceptor
+        self._token = token
         self._streams = _OwnerLimit(MOST_WATCHERS, "streams of yours are read")
         self._files = _OwnerLimit(MOST_FILES, "files of yours are on their way, and not read,")
         self._making = asyncio.Semaphore(_AT_ONCE)
@@ -579,7 +583,7 @@ class Page:
             raise web.HTTPForbidden(text="expected a request of this page\n")
         word, _, token = request.headers.get("Authorization", "").partition(" ")
         given = token.strip() if word.lower() == "bearer" else ""
-        found = self._interceptor.identify(given, _names(request))
+        found = self._identify(given, _names(request))
         if not isinstance(found, Identity):
             self._note(request, "", found)
             raise web.HTTPUnauthorized(text=found, headers={"WWW-Authenticate": "Bearer"})
@@ -589,6 +593,13 @@ class Page:
             raise web.HTTPForbidden(text=problem)
         identified(request)
         return found
+
+    def _identify(self, token: str, names: tuple[str, ...]) -> Identity | str:
+        """Identifies a viewer; a text that says what was expected where that is not possible."""
+        if self._token and not secrets.compare_digest(token.encode(), self._token.encode()):
+            came = "another one" if token else "none"
+            return f"this page asks for the token of its address, as it was printed; {came} came"
+        return self._interceptor.identify(token, names)
 
     def _note(self, request: web.Request, who: str, problem: str, event: str = "refused") -> None:
         what = f"dashboard {request.path}"

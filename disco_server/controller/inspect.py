@@ -439,6 +439,9 @@ _NODES_S = 1.0
 _SLICE = 1024
 """Of how many ranks is told before others are read; it takes some milliseconds."""
 
+_IDLE = "idle"
+"""The state in lists of a session that runs, and whose ranks execute nothing."""
+
 _RECENT_S = 10.0
 """Samples older than this are not used for rates."""
 
@@ -449,6 +452,11 @@ class _Sample:
 
     at: float
     report: controller_pb2.RankReport
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the rank was in a command or collective."""
+        return self.report.HasField("current") or self.report.HasField("collective")
 
     def rate(self, before: _Sample | None) -> tuple[float | None, float | None]:
         """Commands and bytes of collectives in a second since an earlier sample."""
@@ -509,12 +517,7 @@ class Overviews:
             ranks_of_ended: Of these, the id in hexadecimal of the only one that is told with
                 where its ranks ran; None for all.
         """
-        left = self._answers.at + INTERVAL_S - monotonic()
-        if self._asking is None and (left <= 0 or self._misses_some()):
-            self._asking = asyncio.ensure_future(self._ask(max(left, 0.0)))
-            self._asking.add_done_callback(self._asked)
-        if self._asking is not None:
-            await asyncio.shield(self._asking)  # shared with other callers
+        await self.refresh()
         now, cluster = monotonic(), self._cluster
         nodes = sorted(cluster.members.nodes.values(), key=lambda node: natural(node.name))
         sessions = [*cluster.sessions.values(), *(cluster.lately_over(now) if ended else ())]
@@ -529,6 +532,33 @@ class Overviews:
             await self._add_session(out, session, who, now, places=places)
             fill_waits_for(out.info, room)
         return result
+
+    async def refresh(self) -> None:
+        """Asks the nodes, unless their last answers are of the last second."""
+        left = self._answers.at + INTERVAL_S - monotonic()
+        if self._asking is None and (left <= 0 or self._misses_some()):
+            self._asking = asyncio.ensure_future(self._ask(max(left, 0.0)))
+            self._asking.add_done_callback(self._asked)
+        if self._asking is not None:
+            await asyncio.shield(self._asking)  # shared with other callers
+
+    def state_of(self, session: SessionTable) -> str:
+        """The state of a session in lists: its own, or ``idle`` where its ranks execute nothing.
+
+        A rank that did not answer may execute something. So may one that has executed commands
+        since the answers before, although it is between two of them now.
+        """
+        if session.state is not SessionState.RUNNING or not session.ranks:
+            return session.state.value
+        issued = self._answers.received.get(session.session, 0)
+        for worker, (_, _, pid, _) in session.ranks.items():
+            sample = self._answers.ranks.get((session.session, worker))
+            if sample is None or sample.report.pid != pid:
+                return session.state.value
+            commands, _ = sample.rate(self._before.ranks.get((session.session, worker)))
+            if commands or sample.is_busy or sample.report.finished.seq < issued:
+                return session.state.value
+        return _IDLE
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asking = None
@@ -583,6 +613,7 @@ class Overviews:
         info = out.info
         place = self._cluster.queue.places().get(session.session)
         fill_session_info(info, session, self._clock(), place, yours)
+        info.state = self.state_of(session)
         if session.state is SessionState.GONE:
             info.ended_s = now - session.ended
             if end is not None:

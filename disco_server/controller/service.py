@@ -254,9 +254,11 @@ class Edge:
 
     @guarded
     async def list(
-        self, _request: controller_pb2.ListRequest, _context: Context
+        self, request: controller_pb2.ListRequest, _context: Context
     ) -> controller_pb2.ListResult:
         """Lists nodes and sessions."""
+        if request.activity:
+            await self._hub.overviews.refresh()
         cluster, who, now = self._hub.cluster, caller(), self._hub.clock()
         nodes = [
             node_info(node, len(node.free.slots))
@@ -268,6 +270,8 @@ class Edge:
             yours, place = who.owns(session.principal), queued.get(session.session)
             info = session_info(session, now, who.sees_places or yours, place, yours)
             fill_waits_for(info, room)
+            if request.activity:
+                info.state = self._hub.overviews.state_of(session)
             sessions.append(info)
         return controller_pb2.ListResult(
             nodes=nodes, sessions=sessions, version=__version__, dashboard=self._hub.dashboard

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -554,6 +556,38 @@ def test_with_tokens_the_page_asks_for_one_and_shows_what_it_may(window, shared_
         reads(window, "#sessions", "hers")
         click(window, "hers")
         reads(window, "#ranks", "MiB")
+
+
+LOOKED_AT = """
+import disco_client
+with disco_client.connect(num_workers=1, name="mine", logs=False) as session:
+    session.sync_all()
+    print("open", flush=True)
+    input()
+"""
+
+
+def test_the_address_that_disco_local_prints_shows_its_sessions(window):
+    """With the token in it; it is kept for a reload, and is no longer in the address."""
+    command = [sys.executable, "-m", "disco_server.cli.main", "local", "--slots", "1"]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(
+        [*command, "--", sys.executable, "-c", LOOKED_AT], text=True, **pipes
+    ) as local:
+        address = local.stderr.readline().strip().removeprefix("dashboard at ")
+        assert local.stdout.readline() == "open\n"
+        window.goto(address)
+        reads(window, "#sessions", "mine")
+        click(window, "mine")
+        reads(window, "#ranks", "MiB")
+        assert "token" not in window.url
+        window.reload()
+        reads(window, "#session-title", "mine")
+        window.evaluate("sessionStorage.clear()")
+        window.reload()
+        reads(window, "#login", "asks for a token")
+        local.communicate("\n", timeout=40)
+    assert local.returncode == 0
 
 
 def test_the_page_comes_back_when_the_controller_does(window, daemons):

@@ -540,6 +540,38 @@ def test_calls_that_would_wait_in_an_event_loop_are_refused(
     asyncio.run(main())
 
 
+def test_arrays_are_brought_to_all_workers_without_stopping_the_loop(open_session, tools_of):
+    """Small and large ones, in their place among the commands; also if no longer awaited."""
+
+    async def main():
+        async with open_session(2) as session:
+            tools = tools_of(session)
+            for count in (4, LARGE):
+                array, rows = np.arange(float(count)), np.arange(2.0 * count).reshape(2, count)
+                tools.call("nap", 0.1)
+                copies, slices, tensor = await asyncio.gather(
+                    session.abroadcast(array),
+                    session.ascatter(rows),
+                    session.adistribute(array, placement="S[0]"),
+                )
+                np.testing.assert_array_equal(await copies.get(1), array)
+                np.testing.assert_array_equal(await slices.get(1), rows[1])
+                np.testing.assert_array_equal(await tensor, array)
+                for send in (session.abroadcast, session.ascatter, session.adistribute):
+                    sending = asyncio.ensure_future(send(rows))
+                    await asyncio.sleep(0)  # it begins, and has not ended
+                    sending.cancel()
+                    assert await tools.call("echo", 3).get_all() == [3, 3]
+                    assert sending.cancelled() == (count == LARGE or send == session.adistribute)
+            assert await session.abroadcast(array, copies, tag="again") is copies
+            with pytest.raises(di.ConfigError, match="one for each worker"):
+                await session.ascatter(np.ones((3, LARGE)))
+            with pytest.raises(di.ConfigError, match="splits an axis that a tensor"):
+                await session.adistribute(array, placement="S[3]")
+
+    asyncio.run(main())
+
+
 async def take_advice(call, **known):
     """What comes of the advice for a call that would wait, taken word for word."""
     with pytest.raises(di.WouldBlock) as refused:

@@ -161,6 +161,12 @@ def test_a_limit_is_a_number_of_seconds_or_none_at_all(kind, value):
         kind(command_limit_s=value)
 
 
+def test_a_link_needs_a_dashboard():
+    """A file for the address of a page that is not served is refused."""
+    with pytest.raises(ConfigError, match="http_link_file: expected an address as --http"):
+        ControllerConfig(http="off", http_link_file="link")
+
+
 def test_a_node_lease_spans_two_heartbeats():
     """A lease that one late heartbeat could end is refused."""
     assert ControllerConfig(node_lease_s=4.0, heartbeat_s=2.0).node_lease_s == 4.0

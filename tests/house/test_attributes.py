@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MOST = 15
 ABOVE = {
-    "ControllerConfig": 22,
+    "ControllerConfig": 23,
     "DTensor": 42,
     "FlightRecorder": 19,
     "FramedCarrier": 18,

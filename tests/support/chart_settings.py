@@ -13,7 +13,7 @@ from disco_server.config import ControllerConfig, DaemonConfig, WorkerConfig
 SCHEMA = Path(__file__).parents[2] / "deploy" / "helm" / "disco" / "values.schema.json"
 
 _OF_THE_CHART = {
-    *("listen", "http", "port_file", "frames_port", "insecure", "quota_file"),
+    *("listen", "http", "http_link_file", "port_file", "frames_port", "insecure", "quota_file"),
     *("kubernetes_account", "controller", "name", "array_listen", "work_dir", "user", "once"),
     *("tls_cert", "tls_key", "tls_ca", "require_client_cert", "auth_token_file"),
 }

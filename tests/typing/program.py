@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 import disco_client
 from disco_client import DModule, DObject, DPackedFunc, DRef, Session
+from disco_client.distributed import DTensor
 
 
 def scale(array: NDArray[np.float64], factor: float = 2.0, *, bias: int = 0) -> list[float]:
@@ -92,6 +93,9 @@ def names(session: Session, module: DModule, object_: DObject, ref: DRef) -> Non
 async def asynchronous(session: Session, rows: NDArray[np.float64]) -> None:
     assert_type(await session.function(scale)(rows), list[float])
     assert_type(await session.function(look_up)("a"), int)
+    assert_type(await session.abroadcast(rows), DRef)
+    assert_type(await session.ascatter(rows, tag="rows"), DRef)
+    assert_type(await session.adistribute(rows, placement="S[0]"), DTensor)
 
 
 def operands(ref: DRef, rows: NDArray[np.float64]) -> None:

@@ -13,8 +13,13 @@ const LISTS = ["nodes", "sessions", "waiting", "over", "ranks"];
 const NAMES = { cpu: "processor", memory: "memory", gpu: "GPU" };
 const history = new Map();
 const loads = new Map();
-let chosen = new URLSearchParams(location.hash.slice(1)).get("session") ?? "";
-let token = sessionStorage.getItem("disco-token") ?? "";
+const given = new URLSearchParams(location.hash.slice(1));
+let chosen = given.get("session") ?? "";
+let token = given.get("token") ?? sessionStorage.getItem("disco-token") ?? "";
+if (given.has("token")) {
+  sessionStorage.setItem("disco-token", token);
+  globalThis.history.replaceState(null, "", chosen ? `#session=${chosen}` : location.pathname);
+}
 let view = null, node = "", seen = "", drawnOf = "";
 
 const headers = () => (token ? { Authorization: `Bearer ${token}` } : {});
@@ -189,10 +194,13 @@ async function fetchLoads() {
   await fetchNode();
 }
 
+/** Whether its program may be asked to interrupt it. */
+const takesCommands = (session) => session.state === "running" || session.state === "idle";
+
 function drawSessions({ found, from: first, rows: sessions }) {
   rows.sessions.draw(sessions.map((each) => [each.session, each.session === chosen, [
     link(each.name, ["data-session", each.session], each.session === chosen, !each.yours, () => choose(each.session === chosen ? "" : each.session)),
-    each.owner, each.state + (each.state === "running" && !each.attached ? ", client away" : ""),
+    each.owner, each.state + (takesCommands(each) && !each.attached ? ", client away" : ""),
     count(each.num_workers), each.yours ? count(each.commands_per_s) : "–",
     each.yours ? line(remember(`s${each.session}`, each.commands_per_s), (value) => `${count(value)} commands/s`) : "–",
     each.yours ? count(each.queued) : "–", each.yours ? bytes(each.memory_bytes) : "–",
@@ -235,7 +243,7 @@ function drawSession(session, may) {
   if (find("session-title").textContent !== title) find("session-title").textContent = title;
   const facts = `${session.owner} · ${many(session.num_workers, "worker")} · ${session.ended_s === null ? session.state : `${session.state} ${time(session.ended_s)} ago: ${session.end_message}`}`;
   if (find("session-facts").textContent !== facts) find("session-facts").textContent = facts;
-  find("interrupt").hidden = !may.interrupt || session.state !== "running";
+  find("interrupt").hidden = !may.interrupt || !takesCommands(session);
   find("stop").hidden = !may.stop || session.ended_s !== null || session.state === "ending";
   const { found, from: first, rows: ranks } = session.ranks;
   rows.ranks.draw(ranks.map((rank) => {

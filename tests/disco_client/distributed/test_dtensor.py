@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disco_client import ConfigError, DtypeError, RemoteError
+from disco_client import ConfigError, DtypeError, EncodingError, RemoteError
 from disco_client.distributed import DeviceMesh, Placement
 
 MESHES = [
@@ -483,6 +483,22 @@ FAR = DeviceMesh((1,), [7])
         (lambda x, s: np.add.reduceat(x, [0]), ConfigError, "numpy.add.reduceat has no rule"),
         (lambda x, s: s.apply("nonsense", x), ConfigError, "register_rule"),
         (lambda x, s: x + "text", TypeError, "unsupported operand"),
+        (
+            lambda x, s: x + s.broadcast(np.ones(6)),
+            EncodingError,
+            r"session.distribute\(ref",
+        ),
+        (
+            lambda x, s: s.broadcast(np.ones(6)) + x,
+            EncodingError,
+            "stands for a value on each",
+        ),
+        (lambda x, s: s.distribute(s.broadcast(np.ones(6))), EncodingError, r"ref.numpy\(\), mesh"),
+        (
+            lambda x, s: np.where(x > 0, x, s.broadcast(np.ones(6))),
+            EncodingError,
+            "tensor of worker 0's",
+        ),
         (lambda x, s: x[9], IndexError, "out of bounds"),
         (lambda x, s: x.shard(9), ConfigError, "worker 9 is none of"),
         (lambda x, s: x.redistribute("S[2]"), ConfigError, "splits an axis"),

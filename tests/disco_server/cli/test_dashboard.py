@@ -94,6 +94,7 @@ def test_a_controller_without_one_says_how_to_have_it(cluster):
     [
         ("http://127.0.0.1:7601", "127.0.0.1:7600", "http://127.0.0.1:7601/", ""),
         ("http://127.0.0.1:7601", "unix:/run/disco", "http://127.0.0.1:7601/", ""),
+        ("http://127.0.0.1:7/#token=x", "unix:/run/disco", "http://127.0.0.1:7/#token=x", ""),
         ("https://0.0.0.0:7601", "head:7600", "https://head:7601/", ""),
         ("https://[::]:7601", "[fd00::7]:7600", "https://[fd00::7]:7601/", ""),
         ("https://0.0.0.0:7601", "unix:/run/disco", "https://localhost:7601/", ""),

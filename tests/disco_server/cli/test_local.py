@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -46,6 +48,7 @@ class Local:
         env = {k: v for k, v in os.environ.items() if not k.startswith("DISCO_")} | more
         self.process = subprocess.Popen(
             [sys.executable, "-m", "disco_server.cli.main", "local", *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -59,8 +62,8 @@ class Local:
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def finish(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=40)
+    def finish(self, typed: str = "") -> tuple[int, str, str]:
+        out, err = self.process.communicate(typed, timeout=40)
         return self.process.returncode, out, err
 
 
@@ -249,6 +252,38 @@ def test_without_a_command_it_runs_until_it_is_told_to_stop(local, number, all_e
     assert code == 0
     assert "Traceback" not in err
     all_end(family)
+
+
+SHOW_PAGE = """
+import os, subprocess, sys
+disco = [sys.executable, "-m", "disco_server.cli.main"]
+said = subprocess.run([*disco, "dashboard"], text=True, capture_output=True, check=True).stdout
+print(said.splitlines()[0])
+input()
+"""
+
+
+def test_its_dashboard_wants_the_token_of_the_printed_address(local, tmp_path):
+    """Other users reach the port, so only those who have read the address get data."""
+    browser = tmp_path / "browser"
+    browser.write_text(f"#!/bin/sh\ntouch {tmp_path}/opened\n")
+    browser.chmod(0o755)
+    run = local("--slots", "1", "--", sys.executable, "-c", SHOW_PAGE, BROWSER=f"{browser} %s")
+    printed = run.process.stderr.readline()
+    assert run.line() == printed  # the command's output has no other line
+    page, _, token = printed.strip().removeprefix("dashboard at ").partition("#token=")
+    assert page.startswith("http://127.0.0.1:")
+    for shown, status in (("", 401), (token[1:], 401), (token, 200)):
+        headers = {"Authorization": f"Bearer {shown}"} if shown else {}
+        door = http.client.HTTPConnection(urlsplit(page).netloc, timeout=20)
+        with contextlib.closing(door):
+            door.request("GET", "/events", headers=headers)
+            answer = door.getresponse()
+            assert answer.status == status, shown
+            assert status == 200 or token not in answer.read().decode()
+    code, out, _ = run.finish("\n")
+    assert (code, out) == (0, "")
+    assert not (tmp_path / "opened").exists()
 
 
 def test_an_unknown_command_is_refused_before_anything_starts(local):

@@ -45,13 +45,14 @@ def test_the_list_has_a_row_for_each(listed, training, eventually):
         assert shown.exit_code == 0
         (row,) = [line for line in shown.output.splitlines() if training.session_id in line]
         cells = [cell.strip() for cell in row.strip("│").split("│")]
-        return cells if cells[9] == "0" else None  # what it did last may not be noted yet
+        return cells if cells[3] == "idle" else None  # what it did last may not be noted yet
 
     cells = eventually(idle)
     assert cells[1] == "training"
     assert "@" in cells[2]
-    assert cells[3:5] == ["running", "attached"]
+    assert cells[4] == "attached"
     assert cells[6:8] == ["3", "2"]
+    assert cells[9] == "0"
     assert int(cells[8]) > 0
 
 

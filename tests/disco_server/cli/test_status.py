@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from disco_client import connect
+from disco_client.errors import Interrupted
 from disco_client.pb import controller_pb2
 from disco_client.version import __version__
 from disco_server.cli.main import main
@@ -31,6 +32,22 @@ def status(*arguments, **env):
     return CliRunner().invoke(main, ["status", *arguments], env=env, prog_name="disco")
 
 
+def test_a_session_is_idle_unless_a_rank_executes_a_command(cluster, held, eventually):
+    """A program that holds workers and gives them nothing to do is seen as such."""
+
+    def state():
+        content = json.loads(status("--address", cluster.address, "--json").output)
+        return next(s["state"] for s in content["sessions"] if s["session"] == held.session_id)
+
+    assert eventually(lambda: state() == "idle")
+    held.get_global_func("time.sleep")(600)
+    assert eventually(lambda: state() == "running")
+    held.interrupt()
+    with pytest.raises(Interrupted):
+        held.sync_all()
+    assert eventually(lambda: state() == "idle")
+
+
 def test_the_json_has_every_node_and_session(cluster, held):
     """Counts, devices, versions, owners and where each rank runs; the key is not shown."""
     shown = status("--address", cluster.address, "--json")
@@ -44,7 +61,7 @@ def test_the_json_has_every_node_and_session(cluster, held):
     assert {tuple(node["devices"]) for node in nodes.values()} == {("cpu", "cpu")}
     (session,) = [s for s in content["sessions"] if s["session"] == held.session_id]
     assert session["name"] == "holder"
-    assert session["state"] == "running"
+    assert session["state"] in ("idle", "running")
     assert session["num_workers"] == 3
     assert [rank["pid"] for rank in session["ranks"]] == [rank.pid for rank in held.workers]
     assert "@" in session["owner"]
@@ -75,7 +92,7 @@ def test_the_tables_have_a_row_each(cluster, held):
     for name in ("node-0", "node-1"):
         assert any(name in row and "cpu" in row for row in rows)
     (row,) = [row for row in rows if held.session_id in row]
-    assert "running" in row
+    assert "idle" in row or "running" in row
     assert "holder" in row
 
 

@@ -38,6 +38,8 @@ class Room:
         self.silent = set()
         self.executed = 10
         self.begun = True
+        self.busy = {0, 1}
+        self.queued = 20
 
     def post(self, node, raw):
         received = envelope_pb2.Envelope.FromString(raw)
@@ -51,12 +53,14 @@ class Room:
         if not self.begun:
             self.receive(node, answer.SerializeToString())
             return
-        glance = answer.sessions.add(session=SESSION, received=30 + len(self.asked))
         worker = 0 if node == "a" else 1
+        newest = self.executed + self.queued + worker
+        glance = answer.sessions.add(session=SESSION, received=newest)
         rank = glance.ranks.add(worker=worker, node=node, pid=100 + worker, state="running")
         rank.finished.seq, rank.memory_bytes = self.executed + worker, 1 << 20
         rank.collectives, rank.collective_bytes = 2, 64 * self.executed
-        rank.current.seq, rank.current.action = self.executed + worker + 1, Action.SYNC_WORKER
+        if worker in self.busy:
+            rank.current.seq, rank.current.action = self.executed + worker + 1, Action.SYNC_WORKER
         self.receive(node, answer.SerializeToString())
 
     def look(self, who=EVERYBODY, *, ended=False):
@@ -79,7 +83,7 @@ def test_what_nodes_say_is_put_together():
     assert all(node.latency_s is not None for node in found.nodes)
     (session,) = found.sessions
     assert (session.session, session.state, session.attached) == (SESSION, "running", True)
-    assert (session.issued, session.executed, session.queued) == (32, 10, 22)
+    assert (session.issued, session.executed, session.queued) == (31, 10, 21)
     assert [(r.worker, r.pid, r.state, r.executed) for r in session.ranks] == [
         (0, 100, "running", 10),
         (1, 101, "running", 11),
@@ -87,6 +91,29 @@ def test_what_nodes_say_is_put_together():
     assert session.ranks[1].current.what == "sync_worker"
     assert session.memory_bytes == 2 << 20
     assert session.commands_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({"busy": set()}, "idle"),
+        ({"busy": {1}}, "running"),
+        ({"busy": set(), "queued": 5}, "running"),
+        ({"busy": set(), "silent": {"b"}}, "running"),
+        ({"busy": set(), "executed": 12}, "running"),
+    ],
+    ids=["nothing", "one-rank", "waiting", "silent", "between-two"],
+)
+def test_a_session_is_idle_where_no_rank_executes_anything(hurried, changed, state):
+    """For everybody; a rank that is silent, or has executed commands since, may be busy."""
+    room = Room()
+    room.queued = -1  # all that came was executed by both ranks, of which one is ahead
+    room.look()
+    for name, value in changed.items():
+        setattr(room, name, value)
+    for who in (ALICE, BOB):
+        assert [each.state for each in room.look(who).sessions] == [state]
+        room.executed += changed.get("executed", 10) - 10
 
 
 def test_however_many_look_nodes_are_asked_once_a_second():

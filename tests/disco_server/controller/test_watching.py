@@ -52,9 +52,9 @@ def test_an_overview_has_what_each_rank_does(line, open_session, eventually):
     session.allreduce(array, array)
     session.sync_all()
     done = eventually(  # what a rank did last may not be noted yet
-        lambda: next((v for v in [view_of(line, session)] if v.issued and not v.queued), None)
+        lambda: next((v for v in [view_of(line, session)] if v.state == "idle"), None)
     )
-    assert (done.state, done.attached) == ("running", True)
+    assert (done.queued, done.attached) == (0, True)
     assert [(r.worker, r.pid) for r in done.ranks] == [(r.worker, r.pid) for r in session.workers]
     for rank in done.ranks:
         assert (rank.state, rank.current) == ("running", None)
