@@ -6,17 +6,19 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 from disco_client.cells import file_of_cell
 from disco_client.core import DRef, Renewable
 from disco_client.errors import ConfigError, NotAllowed, RemoteError
+from disco_client.free_standing import check_free_standing
 from disco_client.modules import bring, digest_of, source_of
 from disco_client.sources import described
 
 if TYPE_CHECKING:
-    from disco_client.core import SessionCore
+    from disco_client.core import DPackedFunc, SessionCore
 
 __all__ = ["OwnCode"]
 
@@ -52,10 +54,34 @@ class OwnCode(Renewable):
         """Takes the session's core."""
         self._core = core
         self._brought: set[tuple[_Place, str]] = set()
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._functions: WeakKeyDictionary[Any, DPackedFunc] = WeakKeyDictionary()
 
     def renew(self) -> None:
         """Forgets it, because others may take the place of these workers."""
         self._brought = set()
+        self._names = WeakKeyDictionary()
+        self._functions = WeakKeyDictionary()
+
+    def is_known(self, thing: object) -> bool:
+        """Whether a function or a class was brought once, so that its name is known."""
+        return thing in self._names
+
+    def known_name(self, thing: object) -> str:
+        """Like `name_of`, but brings the file only the first time."""
+        # No lock, because this may wait. Of two threads that do, the first one's counts; and of
+        # workers that were replaced meanwhile, nothing more does. So it is for functions.
+        names = self._names
+        found = names.get(thing)
+        return names.setdefault(thing, self.name_of(thing)) if found is None else found
+
+    def known_function(self, func: object) -> DPackedFunc:
+        """A reference to a function, which is brought and looked up the first time."""
+        functions = self._functions
+        found = functions.get(func)
+        if found is not None:
+            return found
+        return functions.setdefault(func, self._core.look_up(self.known_name(func)))
 
     def name_of(self, thing: object) -> str:
         """The name by which workers find a function or a class; brings its file before.
@@ -101,7 +127,7 @@ def _place_of(thing: Any) -> _Place:
     if kind:
         raise TypeError(f"expected a function or a class of this program, got {kind}")
     module_name, qualname = _names_of(thing)
-    _check_free_standing(thing, module_name, qualname)
+    check_free_standing(thing, module_name, qualname)
     module = sys.modules.get(module_name)
     if module is None or _found_in(module, qualname) != thing:
         msg = (
@@ -140,32 +166,6 @@ def _names_of(thing: Any) -> tuple[str, str]:
         return "numpy", thing.__name__
     module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     return module or "", qualname or ""
-
-
-def _check_free_standing(thing: Any, module: str, qualname: str) -> None:
-    """Makes sure that a module has it under a name."""
-    captured = [name for name in _captured(thing) if name != "__class__"]
-    if captured:
-        named = ", ".join(captured)
-        msg = (
-            f"{qualname!r} captures {named} of the function around it, which workers do not have;"
-            f" define it at the top of {module!r}, and pass {named} as arguments"
-        )
-    elif "<lambda>" in qualname:
-        msg = f"a lambda has no name by which workers find it; define it by def in {module!r}"
-    elif "<locals>" in qualname:
-        msg = (
-            f"{qualname!r} is there while the function around it runs, and workers do not run that;"
-            f" define it at the top of {module!r}"
-        )
-    else:
-        return
-    raise ConfigError(msg)
-
-
-def _captured(thing: Any) -> tuple[str, ...]:
-    code = thing.__code__ if isinstance(thing, FunctionType) else None
-    return code.co_freevars if code else ()
 
 
 def _found_in(module: ModuleType, qualname: str) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from disco_client.errors import RemoteFailure
 
-__all__ = ["described", "name_source"]
+__all__ = ["described", "is_worker", "name_source"]
 
 
 def name_source(failure: RemoteFailure) -> RemoteFailure:
@@ -34,6 +34,12 @@ def described(thing: object) -> str:
     names: list[str] = server.names_of(thing) if server else []
     known = f", which is registered as {' and '.join(map(repr, names))}" if names else ""
     return f"{thing!r} of type {type(thing).__name__}{known}"
+
+
+def is_worker() -> bool:
+    """Whether the caller's thread is a worker's, which executes functions of sessions."""
+    worker: Any = sys.modules.get("disco_server.rank.worker")
+    return worker is not None and worker.is_worker_thread()
 
 
 def _server() -> Any:

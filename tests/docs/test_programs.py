@@ -33,7 +33,7 @@ PAGES = {
     "docs/concepts.md": 1,
     "docs/dtensor.md": 2,
     "docs/errors.md": 1,
-    "docs/functions.md": 4,
+    "docs/functions.md": 5,
     "docs/gpu.md": 1,
     "docs/index.md": 4,
     "docs/interrupts.md": 1,
@@ -332,6 +332,7 @@ def before_examples(cluster, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "reference" / "index.md").read_text("utf-8")
     ((source, *_),) = PROGRAM.findall(page)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("DISCO_ADDRESS", cluster.address)
     names = {}
     exec(source, names)
