@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from disco_client.reentry import import_uninterrupted
 
 if TYPE_CHECKING:
     from disco_client.errors import RemoteFailure
@@ -14,6 +17,8 @@ __all__ = ["described", "is_worker", "name_source"]
 
 def name_source(failure: RemoteFailure) -> RemoteFailure:
     """Says of a name that a worker lacks, and this program registers, how to bring it there."""
+    if os.sep in failure.missing:
+        return _name_package(failure)
     server = _server()
     home = server.registered_by(failure.missing) if server and failure.missing else None
     if home is None:
@@ -26,6 +31,16 @@ def name_source(failure: RemoteFailure) -> RemoteFailure:
         where = "in no file; put it into one, and call session.load_source(path) first"
     message = f"{failure.missing!r} is registered by this program, and not on this worker: {where}"
     return replace(failure, message=message)
+
+
+def _name_package(failure: RemoteFailure) -> RemoteFailure:
+    """Says how to bring a module that a brought file imports and that is beside that file."""
+    found = import_uninterrupted("disco_client.package_files").beside(failure.missing)
+    if not found:
+        return failure
+    name = failure.missing.rpartition(os.sep)[2]
+    hint = f"module {name!r} is beside that file: session.include({found}) brings it"
+    return replace(failure, message=f"{failure.message}; {hint}")
 
 
 def described(thing: object) -> str:

@@ -206,6 +206,8 @@ def test_a_worker_that_takes_no_files_has_what_is_installed(daemons, bring, tmp_
             session.function(module.scale)
         with pytest.raises(errors.NotAllowed, match="--allow-load uploads"):
             session.create(module.Counter, 1)
+        with pytest.raises(errors.NotAllowed, match="--allow-load uploads"):
+            session.include(module)
         session.sync_all()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     controller = daemons.controller()
