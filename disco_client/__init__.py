@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from disco_client.collectives import REDUCE_OPS
     from disco_client.connection import aconnect, attach, connect
     from disco_client.core import DModule, DPackedFunc, DRef
+    from disco_client.decorator import remote
     from disco_client.diagnosis import Diagnosis
     from disco_client.errors import (
         AccessDenied,
@@ -154,12 +155,14 @@ __all__ = [
     "connect",
     "cpu",
     "cuda",
+    "remote",
     "rocm",
 ]
 
 _HOMES = {
     "collectives": ("REDUCE_OPS",),
     "connection": ("aconnect", "attach", "connect"),
+    "decorator": ("remote",),
     "diagnosis": ("Diagnosis",),
     "tracing.rank_flights": ("RankFlight",),
     "tracing.trace": ("Flight",),

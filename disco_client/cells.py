@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from disco_client.errors import ConfigError
 
-__all__ = ["file_of_cell", "file_of_text"]
+__all__ = ["file_of_cell", "file_of_text", "kept_file"]
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -59,14 +59,27 @@ def file_of_text(text: str) -> Path:
     Returns:
         The file. Its name is that of its content, so that equal texts are one file.
     """
-    content = text.encode()
+    return kept_file(text.encode(), "cell", ".py")
+
+
+def kept_file(content: bytes, kind: str, suffix: str) -> Path:
+    """Writes a file that lives as the program.
+
+    Args:
+        content: What is in it.
+        kind: How its name begins.
+        suffix: How its name ends.
+
+    Returns:
+        The file. Its name is that of its content, so that equal contents are one file.
+    """
     digest = hashlib.sha256(content).hexdigest()
     file = _files.get(digest)
     if file is None or not file.exists():
         # In a folder of its own, which nobody else can have made before.
-        folder = tempfile.mkdtemp(prefix="disco-cell-")
+        folder = tempfile.mkdtemp(prefix=f"disco-{kind}-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        file = Path(folder) / f"cell_{digest[:12]}.py"
+        file = Path(folder) / f"{kind}_{digest[:12]}{suffix}"
         file.write_bytes(content)
         _files[digest] = file
     return file

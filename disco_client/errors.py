@@ -651,8 +651,9 @@ class RemoteFailure:
         step: The number of the step of that program, from 1.
         program_name: The name of the program, where known.
         captured_at: The client's line that captured the step, where known.
-        missing: The name that is registered for no function or class there, where that is
-            what went wrong.
+        missing: What was missing there, where that is what went wrong: the name that is
+            registered for no function or class; or of a module that a brought file imports,
+            the path that it would have here beside that file.
 
     Examples:
         >>> ref = session.get_global_func("numpy.reshape")(np.ones(2), (3,))

@@ -6,21 +6,22 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
-from disco_client.cells import file_of_cell
+from disco_client.cells import file_of_cell, kept_file
 from disco_client.core import DRef, Renewable
 from disco_client.errors import ConfigError, NotAllowed, RemoteError
+from disco_client.free_standing import check_free_standing
 from disco_client.modules import bring, digest_of, source_of
+from disco_client.package_files import INSTALLED, find_package
 from disco_client.sources import described
 
 if TYPE_CHECKING:
-    from disco_client.core import SessionCore
+    from disco_client.core import DPackedFunc, SessionCore
 
 __all__ = ["OwnCode"]
-
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,55 @@ class OwnCode(Renewable):
         """Takes the session's core."""
         self._core = core
         self._brought: set[tuple[_Place, str]] = set()
+        self._included: dict[str, str] = {}
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self._functions: WeakKeyDictionary[Any, DPackedFunc] = WeakKeyDictionary()
 
     def renew(self) -> None:
         """Forgets it, because others may take the place of these workers."""
+        self._included = {}
+        self._forget_functions()
+
+    def _forget_functions(self) -> None:
         self._brought = set()
+        self._names = WeakKeyDictionary()
+        self._functions = WeakKeyDictionary()
+
+    def include(self, package: object) -> None:
+        """Brings a package of the program; see ``Session.include``."""
+        found = find_package(package)
+        file = kept_file(found.archive(), found.name, ".disco-package")
+        digest = digest_of(file)
+        if self._included.get(found.name) == digest:
+            return
+        bring(self._core, file)
+        included = self._core.call_builtin(
+            "runtime.disco._include", str(file), digest, found.name, str(found.path)
+        )
+        self._core.get(included, 0)
+        if self._included.get(found.name):
+            self._forget_functions()  # they may use the former version
+        self._included[found.name] = digest
+
+    def is_known(self, thing: object) -> bool:
+        """Whether a function or a class was brought once, so that its name is known."""
+        return thing in self._names
+
+    def known_name(self, thing: object) -> str:
+        """Like `name_of`, but brings the file only the first time."""
+        # No lock, because this may wait. Of two threads that do, the first one's counts; and of
+        # workers that were replaced meanwhile, nothing more does. So it is for functions.
+        names = self._names
+        found = names.get(thing)
+        return names.setdefault(thing, self.name_of(thing)) if found is None else found
+
+    def known_function(self, func: object) -> DPackedFunc:
+        """A reference to a function, which is brought and looked up the first time."""
+        functions = self._functions
+        found = functions.get(func)
+        if found is not None:
+            return found
+        return functions.setdefault(func, self._core.look_up(self.known_name(func)))
 
     def name_of(self, thing: object) -> str:
         """The name by which workers find a function or a class; brings its file before.
@@ -70,7 +116,10 @@ class OwnCode(Renewable):
             RemoteError: The import of the file failed on worker 0.
         """
         place = _place_of(thing)
-        if place.file is not None:
+        package = place.module.partition(".")[0]
+        if package in self._included:
+            self._offer_included(place, self._included[package])
+        elif place.file is not None:
             try:
                 self._provide(place, place.file)
             except NotAllowed:
@@ -85,6 +134,12 @@ class OwnCode(Renewable):
         except RemoteError:
             return False
         return True
+
+    def _offer_included(self, place: _Place, digest: str) -> None:
+        if (place, digest) not in self._brought:
+            offer = "runtime.disco._offer_included"
+            self._core.get(self._core.call_builtin(offer, place.module, place.qualname), 0)
+            self._brought.add((place, digest))
 
     def _provide(self, place: _Place, file: Path) -> None:
         if (place, digest_of(file)) in self._brought:
@@ -101,7 +156,7 @@ def _place_of(thing: Any) -> _Place:
     if kind:
         raise TypeError(f"expected a function or a class of this program, got {kind}")
     module_name, qualname = _names_of(thing)
-    _check_free_standing(thing, module_name, qualname)
+    check_free_standing(thing, module_name, qualname)
     module = sys.modules.get(module_name)
     if module is None or _found_in(module, qualname) != thing:
         msg = (
@@ -142,32 +197,6 @@ def _names_of(thing: Any) -> tuple[str, str]:
     return module or "", qualname or ""
 
 
-def _check_free_standing(thing: Any, module: str, qualname: str) -> None:
-    """Makes sure that a module has it under a name."""
-    captured = [name for name in _captured(thing) if name != "__class__"]
-    if captured:
-        named = ", ".join(captured)
-        msg = (
-            f"{qualname!r} captures {named} of the function around it, which workers do not have;"
-            f" define it at the top of {module!r}, and pass {named} as arguments"
-        )
-    elif "<lambda>" in qualname:
-        msg = f"a lambda has no name by which workers find it; define it by def in {module!r}"
-    elif "<locals>" in qualname:
-        msg = (
-            f"{qualname!r} is there while the function around it runs, and workers do not run that;"
-            f" define it at the top of {module!r}"
-        )
-    else:
-        return
-    raise ConfigError(msg)
-
-
-def _captured(thing: Any) -> tuple[str, ...]:
-    code = thing.__code__ if isinstance(thing, FunctionType) else None
-    return code.co_freevars if code else ()
-
-
 def _found_in(module: ModuleType, qualname: str) -> Any:
     found: Any = module
     for part in qualname.split("."):
@@ -183,4 +212,4 @@ def _is_installed(module: ModuleType) -> bool:
         return False
     inside = "." in module.__name__ or hasattr(module, "__path__")
     ours = file is not None and file.endswith(".py") and top not in sys.stdlib_module_names
-    return inside or not ours or any(part in _INSTALLED for part in Path(file or "").parts)
+    return inside or not ours or any(part in INSTALLED for part in Path(file or "").parts)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from disco_client.errors import Recovery
     from disco_client.failed_commands import Failures
     from disco_client.objects import DObject
+    from disco_client.own_code import OwnCode
     from disco_client.program import Program
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
@@ -386,15 +387,16 @@ class Session:
             >>> double(session.broadcast(np.arange(3))).numpy(worker_id=2)
             array([ 0, -1, -2])
         """
-        found: DPackedFunc[Any, Any] = self._core.look_up(self._own_name(func, "function, func"))
+        name = self._own_code("function, func").name_of(func)
+        found: DPackedFunc[Any, Any] = self._core.look_up(name)
         return found
 
-    def _own_name(self, thing: object, call: str) -> str:
+    def _own_code(self, call: str) -> OwnCode:
         self._check_may_wait(call)
         import_uninterrupted("disco_client.own_code")
         from disco_client.own_code import OwnCode
 
-        return self._core.part(OwnCode).name_of(thing)
+        return self._core.part(OwnCode)
 
     @overload
     def create(self, cls: str, /, *args: object, **keywords: object) -> DObject: ...
@@ -452,7 +454,7 @@ class Session:
             >>> store.value.get(worker=3)
             42
         """
-        name = self._own_name(cls, "create, cls") if isinstance(cls, type) else cls
+        name = self._own_code("create, cls").name_of(cls) if isinstance(cls, type) else cls
         return objects.create(self._core, name, args, keywords)
 
     def import_python_module(self, module_name: str) -> None:
@@ -518,7 +520,7 @@ class Session:
         that it registered; one that has not is not imported again.
 
         The file comes alone: what it imports must be on the workers, or have been
-        brought before.
+        brought before, as by :meth:`include`.
 
         Args:
             source: The path of a ``.py`` file, or a module that is one. Workers know
@@ -551,6 +553,47 @@ class Session:
         """
         self._check_may_wait("load_source, source")
         modules.load_source(self._core, source)
+
+    def include(self, package: str | Path | ModuleType) -> None:
+        """Brings a package of the program to the workers, so that functions there can import it.
+
+        All its Python and data files are sent, without bytecode and hidden files: once to each
+        node, into its cache, where its settings (``--allow-load uploads``) permit it; this waits
+        until the workers have them. Then ``import helpers`` works there, and
+        ``session.function(helpers.scale)`` as well. Workers that are threads have the package of
+        the program.
+
+        Nothing is sent again while the files are the same. Where they have changed, the workers
+        forget what they imported of the package, and import it anew when they need it; files of
+        functions are brought anew by the next :meth:`function` or :meth:`create`. What holds a
+        function of the former version keeps that.
+
+        Args:
+            package: The name of a package, or of a module of one file, that the program can
+                import; the path of its folder or file; or the module.
+
+        Raises:
+            ConfigError: There is none; it is installed, a part of a package, or in several
+                folders; it has the name of a module of Python's or Disco's own; it has more than
+                64 MiB, extension modules, or links out of its folder.
+            TypeError: It is neither a name, nor a path, nor a module.
+            OSError: A file cannot be read.
+            NotAllowed: A worker's settings do not let sessions load what clients bring.
+            RemoteError: See above. :class:`~disco_client.BadFile` where a worker has another
+                module of that name.
+            SessionError: The session is closed or lost.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> Path("helping").mkdir()
+            >>> _ = Path("helping/__init__.py").write_text("")
+            >>> _ = Path("helping/scaling.py").write_text("def double(x): return 2 * x")
+            >>> session.include("helping")
+            >>> from helping.scaling import double
+            >>> session.function(double)(4).get(worker=3)
+            8
+        """
+        self._own_code("include, package").include(package)
 
     def capture(self, name: str | None = None) -> AbstractContextManager[Program]:
         """Records commands instead of running them.

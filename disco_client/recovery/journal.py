@@ -366,6 +366,8 @@ _EFFECTS = frozenset(
         "_import_python_module",
         "_load_source",
         "_offer_source",
+        "_include",
+        "_offer_included",
         "_execute_cell",
         "init_ccl",
         "_compare_shapes",

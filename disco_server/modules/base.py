@@ -26,7 +26,17 @@ and in the rank's own thread. It returns a mapping from names to functions.
 
 
 class FileRefused(OSError):
-    """A file is missing, cannot be read, or is not what it should be."""
+    """A file is missing, cannot be read, or is not what it should be.
+
+    Args:
+        message: What is said of it.
+        missing: Where a module that it imports would be at the client, beside it, if that is
+            what is missing: the path without a suffix.
+    """
+
+    def __init__(self, message: str, missing: str = "") -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 class LoadNotAllowed(PermissionError):

@@ -31,18 +31,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP",
+    "PACKAGE",
     "compile_cell",
     "digest_of",
+    "import_brought",
     "import_in_child",
+    "import_lock",
     "import_source",
     "load",
     "load_python",
+    "outdate_sources",
     "refuse_kind",
 ]
 
 
 GROUP = "disco.module_loaders"
 """The entry-point group of loaders for other kinds of files (see `Loader`)."""
+
+PACKAGE = ".disco-package"
+"""How the names of archives of packages end, which are unpacked and not loaded; see `packages`."""
 
 _TVM = (".so", ".tar")
 _BUILT_IN = (".py", *_TVM)
@@ -87,6 +94,9 @@ def load(path: Path, name: str, device: Device, serve: Functions) -> LoadedModul
             name says, or it needs something that is missing.
     """
     suffix = refuse_kind(name)
+    if suffix == PACKAGE:
+        msg = f"{Path(name).name!r} is the archive of a package, which session.include brings"
+        raise FileRefused(msg)
     if suffix == ".py":
         functions = load_python(path, digest_of(path), name)
     elif suffix in _TVM:
@@ -111,7 +121,7 @@ def refuse_kind(name: str) -> str:
         FileRefused: There is no loader for it.
     """
     suffix = Path(name).suffix.lower()
-    if suffix not in _BUILT_IN and not _entries(suffix):
+    if suffix not in (*_BUILT_IN, PACKAGE) and not _entries(suffix):
         others = sorted({f".{entry.name}" for entry in _entries()})
         msg = (
             f"no loader for {Path(name).name!r}: expected a file ending in "
@@ -143,7 +153,9 @@ def _foreign_loader(suffix: str) -> Loader:
 # Loads Python files: their public functions, or under a name as an import does.
 
 
-_lock = threading.RLock()
+import_lock = threading.RLock()
+"""Is held while what clients brought is imported, or replaced."""
+
 _loaded: dict[tuple[Path, str], Functions] = {}
 _sources: dict[str, tuple[str, ModuleType]] = {}
 """What was imported from clients' files, and the SHA-256 of each, by the module's name."""
@@ -165,7 +177,7 @@ def load_python(path: Path, digest: str, name: str) -> Functions:
         FileRefused: The content is not that of the digest.
         SyntaxError: It is no Python.
     """
-    with _lock:
+    with import_lock:
         functions = _loaded.get((path, digest))
         if functions is None:
             key = hashlib.sha256(f"{path}\0{digest}".encode()).hexdigest()[:16]
@@ -203,7 +215,7 @@ def import_source(path: Path, digest: str, name: str, module_name: str) -> Modul
             of the digest, or something that it imports is missing.
         SyntaxError: It is no Python.
     """
-    with _lock:
+    with import_lock:
         known, module = _sources.get(module_name, ("", None))
         if module is not None and known == digest:
             return module
@@ -217,25 +229,54 @@ def import_source(path: Path, digest: str, name: str, module_name: str) -> Modul
             )
             raise FileRefused(msg)
         source = _read(path, digest)
-        try:
-            with importing(name):
-                module = _run(source, module_name, path, name, listed=not ordinary)
-        except ModuleNotFoundError as error:
-            raise FileRefused(_missing(error, name)) from error
-        except SystemExit as error:
-            msg = (
-                f"{Path(name).name!r} is a program: its import ended with exit status"
-                f" {error.code}; put what it does below 'if __name__ == \"__main__\":'"
-            )
-            raise FileRefused(msg) from error
-        except ImportError as error:
-            if error.name is not None:
-                raise
-            raise FileRefused(_missing(error, name)) from error  # a relative import
+        module = import_brought(
+            name, lambda: _run(source, module_name, path, name, listed=not ordinary)
+        )
         if not ordinary:
             publish(module_name, str(path), digest, name)
         _sources[module_name] = digest, module
         return module
+
+
+def import_brought(name: str, run: Callable[[], ModuleType]) -> ModuleType:
+    """Imports what a client brought.
+
+    Args:
+        name: The name of its file at the client, or of the module.
+        run: Imports it.
+
+    Raises:
+        FileRefused: Something that it imports is missing, or it is a program.
+    """
+    try:
+        with importing(name):
+            return run()
+    except ModuleNotFoundError as error:
+        raise _missing(error, name) from error
+    except SystemExit as error:
+        msg = (
+            f"{Path(name).name!r} is a program: its import ended with exit status"
+            f" {error.code}; put what it does below 'if __name__ == \"__main__\":'"
+        )
+        raise FileRefused(msg) from error
+    except ImportError as error:
+        if error.name is not None:
+            raise
+        raise _missing(error, name) from error  # a relative import
+
+
+def outdate_sources(name: str, *, every: bool) -> None:
+    """Lets files that clients brought be imported anew when they are next brought.
+
+    Args:
+        name: Of a module that is a package from now on.
+        every: Whether that holds for all of them, because they may have imported another version
+            of the package.
+    """
+    _sources.pop(name, None)
+    if every:
+        for each, (_, module) in _sources.items():
+            _sources[each] = "", module
 
 
 def _is_from(module: object, path: Path) -> bool:
@@ -243,12 +284,15 @@ def _is_from(module: object, path: Path) -> bool:
     return isinstance(file, str) and os.path.realpath(file) == str(path)
 
 
-def _missing(error: ImportError, name: str) -> str:
-    return (
-        f"{Path(name).name!r} cannot be imported on this worker: {error}; load_source brings this"
-        " one file, and none that stand beside it: install what it imports on the workers, or"
-        " bring it before by session.load_source"
+def _missing(error: ImportError, name: str) -> FileRefused:
+    msg = (
+        f"{Path(name).name!r} cannot be imported on this worker: {error}; a file is brought alone,"
+        " without what stands beside it: install what it imports on the workers, or bring it before"
+        " by session.include"
     )
+    lacks = error.name or ""
+    is_top = lacks != "" and "." not in lacks
+    return FileRefused(msg, str(Path(name).with_name(lacks)) if is_top else "")
 
 
 def _read(path: Path, digest: str) -> bytes:

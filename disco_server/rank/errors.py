@@ -118,9 +118,15 @@ def describe_failure(
         function=function,
         exception="" if own else _qualified(type(error)),
         traceback=_cut(_traceback_of(error), MAX_TRACEBACK) if where else "",
-        missing=error.name if isinstance(error, FunctionMissing) else "",
+        missing=_missing_of(error),
     )
     return failure, kind
+
+
+def _missing_of(error: BaseException) -> str:
+    if isinstance(error, FunctionMissing):
+        return error.name
+    return error.missing if isinstance(error, FileRefused) else ""
 
 
 def describe_end(error: BaseException, flight: FlightRecorder) -> tuple[int, str]:

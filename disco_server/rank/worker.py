@@ -43,7 +43,14 @@ if TYPE_CHECKING:
     from disco_server.collectives.process_groups import ProcessGroups
     from disco_server.collectives.unique_ids import UniqueIds
 
-__all__ = ["DevicePorter", "Worker", "WorkerDevice", "current_worker", "set_current_worker"]
+__all__ = [
+    "DevicePorter",
+    "Worker",
+    "WorkerDevice",
+    "current_worker",
+    "is_worker_thread",
+    "set_current_worker",
+]
 
 
 # On which device a worker computes, and how its arrays take part in collectives.
@@ -644,6 +651,11 @@ def _as_native(collective: Callable[[Any, Any], Any], src: Any, dst: Any) -> Any
 def set_current_worker(worker: Worker | None) -> None:
     """Makes this thread a worker's."""
     _local.worker = worker
+
+
+def is_worker_thread() -> bool:
+    """Whether this thread is a worker's."""
+    return getattr(_local, "worker", None) is not None
 
 
 def current_worker() -> Worker:

@@ -82,8 +82,8 @@ def test_tracebacks_show_the_file_of_the_program(session, write, tmp_path):
     ("content", "kind", "text"),
     [
         ("x = 1\ndef f(:\n", errors.RemoteException, r"bad_source\.py, line 2"),
-        ("import no_such_sibling\n", errors.BadFile, "none that stand beside it"),
-        ("from . import sibling\n", errors.BadFile, "none that stand beside it"),
+        ("import no_such_sibling\n", errors.BadFile, "without what stands beside it"),
+        ("from . import sibling\n", errors.BadFile, "without what stands beside it"),
         ("import sys\nsys.exit(3)\n", errors.BadFile, "is a program: .* exit status 3"),
         (
             "import disco_client\ndisco_client.connect(num_workers=1)\n",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import inspect
 import os
+import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -202,6 +206,8 @@ def test_a_worker_that_takes_no_files_has_what_is_installed(daemons, bring, tmp_
             session.function(module.scale)
         with pytest.raises(errors.NotAllowed, match="--allow-load uploads"):
             session.create(module.Counter, 1)
+        with pytest.raises(errors.NotAllowed, match="--allow-load uploads"):
+            session.include(module)
         session.sync_all()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     controller = daemons.controller()
@@ -214,12 +220,15 @@ def test_a_worker_that_takes_no_files_has_what_is_installed(daemons, bring, tmp_
 
 def test_another_worker_has_it_after_a_loss(open_session, bring, lose):
     """The commands that brought it are repeated."""
-    module = bring()
+    module, decorated = bring(), bring(DECORATED, "disco_own_decorated")
     session = open_session(2, recover="replay")
     scaled, counter = session.function(module.scale), session.create(module.Counter, 5)
+    ones = session.broadcast(np.ones(1))
     counter.add()
+    decorated.scale.remote(ones)
     lose(session)
     assert scaled(1).get(1) == 3
+    assert decorated.scale.remote(ones, 3).get_all() == [3, 3]
     assert counter.add().get(1) == 7
     assert session.function(module.scale)(2).get(1) == 5
 
@@ -235,6 +244,139 @@ def test_another_worker_has_it_after_a_checkpoint(open_session, bring, lose, tmp
     assert scaled(1).get(1) == 3
     assert session.function(module.scale)(2).get(1) == 5
     assert session.create(module.Counter, 1).add().get(1) == 2
+
+
+DECORATED = """\
+import disco_client
+import disco_server
+
+@disco_client.remote
+def scale(array, factor=2.0, *, bias=0):
+    "Scales."
+    return array * factor + bias
+
+@disco_client.remote
+async def later(x):
+    return x
+
+@disco_client.remote
+class Counter:
+    def __init__(self, start, *, step=1):
+        self.total, self._step = start, step
+
+    def add(self):
+        self.total += self._step
+        return self.total
+
+    @staticmethod
+    @disco_client.remote
+    def twice(x):
+        return 2 * x
+
+class Faster(Counter):
+    pass
+
+def from_a_worker():
+    return scale.remote(1)
+"""
+
+
+def test_what_is_decorated_runs_here_and_on_workers(own_session, bring):
+    """Plainly called it is itself, and `remote` is what function() and create() do with it."""
+    module, ones = bring(DECORATED, "disco_own_decorated"), own_session.broadcast(np.ones(2))
+    assert module.scale(3, bias=1) == 7
+    assert module.scale.remote(ones, 3, bias=1).numpy(1).tolist() == [4, 4]
+    assert own_session.function(module.scale)(3).get(1) == 6
+    assert module.later.remote(x=ones).numpy(1).tolist() == [1, 1]
+    assert module.Counter.twice.remote(ones).numpy(1).tolist() == [2, 2]
+    assert module.Counter(1).add() == 2
+    assert own_session.create(module.Counter, 5, step=2).add().get(1) == 7
+    counters = [kind.remote(2, step=ones) for kind in (module.Counter, module.Faster)]
+    assert [each.add().numpy(1).tolist() for each in counters] == [[3, 3], [3, 3]]
+    with pytest.raises(AttributeError, match="its class has"):
+        _ = module.Counter(1).remote
+
+
+def test_the_session_of_a_remote_call_is_found(bring):
+    """By an argument, also in a capture; without one it is the one that is open; or an error."""
+    module, kind = bring(DECORATED, "disco_own_decorated"), disco_client.ThreadedSession
+    with pytest.raises(errors.ConfigError, match=r"needs an open session.*scale\(...\) is a call"):
+        module.scale.remote(1)
+    with kind(1) as first:
+        assert module.scale.remote(1).get() == 2
+        with kind(2) as second:
+            assert module.scale.remote(second.broadcast(np.ones(1))).get_all() == [2, 2]
+            assert module.scale.remote(1, factor=first.broadcast(np.ones(1))).get_all() == [1]
+            with first.capture() as program:
+                x = program.input("x")
+                program.output(module.scale.remote(x, 5))
+            assert program(3).get() == 15
+            with pytest.raises(errors.ConfigError, match=r"2 sessions.*session\.function\(scale\)"):
+                module.scale.remote(1)
+            with pytest.raises(errors.ConfigError, match=r"session\.create\(Counter, ...\)"):
+                module.Counter.remote(1)
+        with pytest.raises(errors.BadArgument, match="this is a worker, which calls scale"):
+            first.function(module.from_a_worker)().get()
+
+
+def test_a_decorated_file_is_brought_once_to_a_session(bring):
+    """What a session keeps of the function goes with it."""
+    module = bring(DECORATED, "disco_own_decorated")
+    with disco_client.ProcessSession(1) as session:
+        assert module.scale.remote(1).get() == 2
+        Path(module.__file__).write_text("raise KeyError('told to fail')\n")
+        assert module.scale.remote(2).get() == 4
+        with pytest.raises(errors.RemoteError, match="told to fail"):
+            session.function(module.scale)
+        alive = weakref.ref(module.scale)
+        del module, sys.modules["disco_own_decorated"]
+        gc.collect()
+        assert alive() is None
+
+
+def test_a_decorated_function_stays_itself(bring):
+    """For pickle, inspect and asyncio."""
+    module = bring(DECORATED, "disco_own_decorated")
+    assert pickle.loads(pickle.dumps(module.scale)) is module.scale
+    assert pickle.loads(pickle.dumps(module.Counter)) is module.Counter
+    assert str(inspect.signature(module.scale)) == "(array, factor=2.0, *, bias=0)"
+    assert (module.scale.__name__, module.scale.__doc__) == ("scale", "Scales.")
+    assert inspect.iscoroutinefunction(module.later)
+    assert repr(module.scale.remote) == "<disco_own_decorated.scale on the workers>"
+
+
+class HasRemote:
+    remote = 5
+
+
+@pytest.mark.parametrize(
+    ("choose", "kind", "message"),
+    [
+        (lambda m: m.around(3)[0], errors.ConfigError, "captures factor of the function around it"),
+        (lambda m: m.around(3)[1], errors.ConfigError, "define it at the top of 'disco_own_scal"),
+        (lambda m: m.short, errors.ConfigError, "a lambda has no name"),
+        (lambda m: functools.partial(m.scale, 1), TypeError, "expected a function or a class"),
+        (lambda m: staticmethod(m.scale), TypeError, "write @remote below @staticmethod"),
+        (lambda m: HasRemote, TypeError, "has an attribute 'remote' of its own, 5"),
+    ],
+    ids=["closure", "local", "lambda", "partial", "static method", "own attribute"],
+)
+def test_what_workers_cannot_find_is_not_decorated(bring, choose, kind, message):
+    """In the words of session.function, where the decorator is."""
+    thing = choose(bring())
+    with pytest.raises(kind, match=message):
+        disco_client.remote(thing)
+
+
+def test_a_decorator_loads_little():
+    """A module that has one is imported without what sessions need."""
+    program = "import sys; from disco_client import remote; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "disco_client.decorator" in done.stdout.split()
+    heavy = {"numpy", "grpc", "google.protobuf", "disco_client.core", "disco_server"}
+    assert not heavy & set(done.stdout.split())
 
 
 PROGRAM = """\

@@ -28,12 +28,13 @@ PAGES = {
     "docs/checkpoints.md": 2,
     "docs/coming-from-dask.md": 2,
     "docs/coming-from-heat.md": 1,
+    "docs/coming-from-monarch.md": 2,
     "docs/coming-from-ray.md": 2,
     "docs/coming-from-torch-distributed.md": 2,
     "docs/concepts.md": 1,
     "docs/dtensor.md": 2,
     "docs/errors.md": 1,
-    "docs/functions.md": 4,
+    "docs/functions.md": 5,
     "docs/gpu.md": 1,
     "docs/index.md": 4,
     "docs/interrupts.md": 1,
@@ -62,6 +63,7 @@ ELSEWHERE = {
     "docs/cli.md:train.py": "tests/disco_server/cli/test_run.py has a script with a session",
     "docs/coming-from-tvm.md:my_worker.py": "test_coming_from_tvm.py",
     "docs/coming-from-heat.md:heat_mean.py": "needs Heat and MPI",
+    "docs/coming-from-monarch.md:monarch_counters.py": "needs Monarch",
     "docs/functions.md:averaging.py": "tests/interop/test_docs.py",
     "docs/functions.md:program.py": "tests/interop/test_docs.py",
     "docs/llm.md:ask.py": "tests/llm/test_service.py asks with the same client",
@@ -332,6 +334,7 @@ def before_examples(cluster, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "reference" / "index.md").read_text("utf-8")
     ((source, *_),) = PROGRAM.findall(page)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("DISCO_ADDRESS", cluster.address)
     names = {}
     exec(source, names)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import disco_client
-from disco_client import DModule, DObject, DPackedFunc, DRef, Session
+from disco_client import DModule, DObject, DPackedFunc, DRef, Session, remote
 from disco_client.distributed import DTensor
 
 
@@ -30,6 +30,25 @@ class Learner:
 
     async def send(self, key: str) -> bytes:
         return key.encode() * len(self.weight)
+
+
+@remote
+def double(number: float, *, times: int = 1) -> list[float]:
+    return [2 * number] * times
+
+
+@remote
+async def count(key: str) -> int:
+    return len(key)
+
+
+@remote
+class Store:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def add(self, more: int) -> int:
+        return self.size + more
 
 
 def functions(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
@@ -78,6 +97,26 @@ def classes(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
     session.create(Learner, 2, rat=0.25)  # wrong
     session.create(Learner)  # wrong
     learner[scale]  # wrong
+
+
+def decorated(session: Session, ref: DRef, store: Store) -> None:
+    assert_type(double(1.0, times=2), list[float])
+    assert_type(double.remote(1.0, times=2).get(), list[float])
+    assert_type(double.remote(ref, times=2).get_all(), list[list[float]])
+    assert_type(session.function(double)(1.0).get(), list[float])
+    assert_type(count.remote("a").get(), int)
+    assert_type(session.function(count)("a").get(), int)
+    assert_type(session.create(Store, 2)[Store.add](3).get(), int)
+    assert_type(store.add(3), int)
+    print(double.__name__)
+    double("text")  # wrong
+    double.remote("text")  # wrong
+    double.remote(1.0, time=2)  # wrong
+    double.remote(1.0).get().upper()  # wrong
+    count.remote(3)  # wrong
+    session.function(double)("text")  # wrong
+    session.create(Store, "text")  # wrong
+    Store.remote(3)  # wrong
 
 
 def names(session: Session, module: DModule, object_: DObject, ref: DRef) -> None:

@@ -171,11 +171,67 @@ def offer_source(path: str, digest: str, module_name: str, qualname: str) -> Non
         file = content_of(worker, path, digest)
         module = loading.program_module(file, name) if worker.loading.in_program else None
         found: Any = module or loading.import_source(file, digest, path, name)
+    _offer(found, name, qualname, Path(path).name)
+
+
+@register_func("runtime.disco._include")
+def include(path: str, digest: str, name: str, origin: str) -> None:
+    """Lets the worker import a package of the client's.
+
+    Args:
+        path: The archive at the client.
+        digest: The SHA-256 of its content, in hexadecimal.
+        name: The name of the package.
+        origin: Its folder or file at the client.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileRefused: The worker has another package of that name.
+    """
+    worker, rules = current_worker(), current_worker().loading
+    if not _text(name).isidentifier():
+        msg = f"expected the name of a package, got {name!r}"
+        raise ArgumentRefused(msg)
+    from disco_server.modules import packages
+
+    with noting_failure(worker, "include", name):
+        if rules.in_program:
+            packages.make_importable(name, _text(origin))
+            return
+        file = content_of(worker, path, digest)
+        # Without a cache the worker is a child of the client, whose folder ends with the client.
+        packages.include(
+            file, digest, name, _text(origin), file.parent if not rules.cache else None
+        )
+
+
+@register_func("runtime.disco._offer_included")
+def offer_included(module_name: str, qualname: str) -> None:
+    """Imports a module of an included package, and registers a function or a class of it.
+
+    Raises:
+        FileRefused: It was not included, or cannot be imported.
+        FunctionMissing: It has nothing callable of that name.
+        ConfigError: The function would return before any of it has run.
+    """
+    worker, name = current_worker(), _text(module_name)
+    from disco_server.modules import packages
+
+    if not (worker.loading.in_program or packages.is_included(name)):
+        msg = f"module {name!r} is in no package that a session has included on this worker"
+        raise FileRefused(msg)
+    with noting_failure(worker, "include", name):
+        module = packages.import_included(name)
+    _offer(module, name, qualname, name)
+
+
+def _offer(found: Any, name: str, qualname: str, where: str) -> None:
+    """Registers a function or a class of a module by its dotted name."""
     for part in _text(qualname).split("."):
         found = getattr(found, part, None)
     if not callable(found):
         msg = (
-            f"{Path(path).name!r} defines no function or class {qualname!r} on this worker, which"
+            f"{where!r} defines no function or class {qualname!r} on this worker, which"
             " does not execute what stands below 'if __name__ == \"__main__\":'"
         )
         raise FunctionMissing(msg)
