@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from disco_client.objects import DObject
     from disco_client.program import Program
     from disco_client.session import Session
+    from disco_client.streams import Stream
     from disco_client.tracing.rank_flights import RankFlight
     from disco_client.tracing.trace import Flight
     from disco_client.wire.values import Device, Opaque, Shape, cpu, cuda, rocm
@@ -141,6 +142,7 @@ __all__ = [
     "SessionLost",
     "Shape",
     "StaleReference",
+    "Stream",
     "TimeLimit",
     "WeightsMismatch",
     "WindowExceeded",
@@ -173,6 +175,7 @@ _HOMES = {
     "program": ("Program",),
     "replies": ("Failures",),
     "session": ("Session",),
+    "streams": ("Stream",),
     "wire.values": ("Device", "Opaque", "Shape", "cpu", "cuda", "rocm"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

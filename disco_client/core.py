@@ -10,7 +10,15 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import (
     TYPE_CHECKING,
@@ -57,6 +65,7 @@ from disco_client.replies import Inbox
 from disco_client.scopes import Scope, current_owner, in_event_loop
 from disco_client.sources import described
 from disco_client.step_lines import StepLines
+from disco_client.streams import Stream, check_ahead
 from disco_client.telemetry import spans
 from disco_client.telemetry.base import NO_SPAN, Span
 from disco_client.text import many
@@ -104,6 +113,7 @@ _SMALLEST, _LARGEST = -(1 << 61), (1 << 61) - 1
 _Remote: TypeAlias = "DRef | Distributed"
 _Part = TypeVar("_Part")
 _Ref = TypeVar("_Ref", bound="DRef")
+_Item = TypeVar("_Item")
 
 
 class _Ended:
@@ -249,6 +259,49 @@ class DRef(Handle, NoOperand, Generic[T_co]):
         future = self._core.ask(self, self._core.check_worker(worker))
         future.ref, future.give_up = self, partial(DRef.cancel, self)
         return future
+
+    @overload
+    def stream(
+        self: DRef[Iterator[_Item]], worker: int = 0, *, ahead: int = 2
+    ) -> Stream[_Item]: ...
+
+    @overload
+    def stream(
+        self: DRef[AsyncIterator[_Item]], worker: int = 0, *, ahead: int = 2
+    ) -> Stream[_Item]: ...
+
+    def stream(self, worker: int = 0, *, ahead: int = 2) -> Stream[Any]:
+        """Goes through what a generator yields that a call returned, as soon as it comes.
+
+        For each item all workers execute one command, in which each continues its own generator
+        until that yields; so generators may call collectives. ``async for`` does the same in a
+        task. What the generator returns at its end is ignored.
+
+        Args:
+            worker: Whose items these are.
+            ahead: How many further items the workers make while the program uses one.
+
+        Returns:
+            An iterator. It raises what :meth:`get` would, such as an error of the generator, and
+            :class:`~disco_client.BadArgument` where the worker's register holds no generator, or
+            one that has a stream. Where the loop is left, the workers close their generators.
+
+        Raises:
+            CaptureError: The caller captures a program.
+            ConfigError: There is no such worker, or ``ahead`` is no number of items.
+            SessionError: The session is closed or lost.
+
+        Examples:
+            >>> import disco_server
+            >>> @disco_server.register_func("docs.words")
+            ... def words(text):
+            ...     yield from text.split()
+            >>> for word in session.get_global_func("docs.words")("one two").stream():
+            ...     print(word)
+            one
+            two
+        """
+        return self._core.stream(self, worker, check_ahead(ahead))
 
     def cancel(self) -> None:
         """Gives up the command whose result this is to be; returns at once.
@@ -1372,6 +1425,24 @@ class SessionCore:
         seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
         read = partial(here.answered, seq, worker, scope=scope, forget=False)
         return here.attend(seq, scope, read, soon=soon)
+
+    def stream(self, ref: DRef, worker: int, ahead: int) -> Stream[Any]:
+        """Goes through the items of a generator; see ``DRef.stream``."""
+        why = (
+            "the items of a stream are not known before a run; make the generator an output, and"
+            " go through it after the run"
+        )
+        self.here().check_executes(why)
+        number = self.check_worker(worker)
+        # With the last reference to its register the workers close the generator.
+        opened = self.call_with(self.builtin("runtime.disco._open_stream"), (ref, number), {})
+
+        def step(soon: bool) -> RefFuture:
+            self.here().check_executes(why)
+            return self.ask(self.call(opened), number, soon=soon)
+
+        check = partial(self.check_may_wait, "async for item in ref.stream()")
+        return Stream(step, self.log, check, ahead)
 
     def attend(self, seq: int, scope: Scope, read: Callable[[], Any], *, soon: bool) -> RefFuture:
         """Makes the future of a command that was issued, and sends it.

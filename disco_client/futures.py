@@ -380,6 +380,10 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         self.give_up()
         return True
 
+    def mark_told(self) -> None:
+        """Notes that who asked knows what went wrong; else its error is left for another wait."""
+        self._told = True
+
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the value.
 
@@ -423,7 +427,7 @@ class RefFuture(Handle, concurrent.futures.Future[Any]):
         if not self.done():
             self._await(deadline)
         error = super().exception(0)
-        self._told = True
+        self.mark_told()
         return error
 
     def _await(self, deadline: Deadline | None) -> None:

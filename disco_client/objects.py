@@ -84,6 +84,11 @@ class DObject(DRef[Any], Generic[T]):
         return _look_up(self, "cancel")
 
     @property
+    def stream(self) -> DPackedFunc:  # type: ignore[override]
+        """The object's own; what a method of it yields has a stream."""
+        return _look_up(self, "stream")
+
+    @property
     def shape(self) -> DPackedFunc:  # type: ignore[override]
         """The object's own."""
         return _look_up(self, "shape")

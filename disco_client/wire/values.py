@@ -55,6 +55,7 @@ __all__ = [
     "INLINE_ARRAY_BYTES",
     "MAX_DEPTH",
     "MAX_STEPS",
+    "STREAM_END",
     "ArrayPorter",
     "Device",
     "Opaque",
@@ -284,6 +285,10 @@ class Opaque:
     def __str__(self) -> str:
         reason = f"; {self.reason}" if self.reason else ""
         return f"<{self.type} on the worker: {self.text}{reason}>"
+
+
+STREAM_END = Opaque("disco_client.Stream", "the end of a stream")
+"""What a step of a generator has for a result where that has yielded its last item before."""
 
 
 def is_array(value: object) -> TypeGuard[np.ndarray[Any, Any]]:

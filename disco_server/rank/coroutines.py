@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from disco_server.modules.unfinished import UNFINISHED, refuse_unfinished
+from disco_server.modules.unfinished import is_generator, refuse_unfinished
 from disco_server.rank.signals import CALL_ENDS, CallGuard, CommandInterrupted, NotBegun
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def finished(guard: CallGuard, result: Any) -> Any:
     Raises:
         BaseException: The coroutine raised it.
         CommandInterrupted: The program has interrupted the command.
-        ConfigError: It is a generator, or a coroutine inside of another one.
+        ConfigError: It is a coroutine inside of another one.
     """
-    if type(result) not in UNFINISHED:
+    if type(result) is not CoroutineType:
         return result
     here: RankCoroutines | None = getattr(_here, "coroutines", None)
     if here is None or here.guard is not guard:
@@ -88,7 +88,7 @@ class RankCoroutines:
 
     def finish(self, result: Any) -> Any:
         """See :func:`finished`, of a result that has yet to be computed."""
-        if type(result) is not CoroutineType or self._awaited is not None:
+        if self._awaited is not None:
             refuse_unfinished(result)
         guard, coroutine = self.guard, cast("_Coroutine", result)
         try:
@@ -103,7 +103,8 @@ class RankCoroutines:
         finally:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 coroutine.close()
-        refuse_unfinished(value)
+        if not is_generator(value):
+            refuse_unfinished(value)
         return value
 
     def _open(self) -> asyncio.AbstractEventLoop:

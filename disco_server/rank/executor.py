@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
@@ -40,7 +41,7 @@ from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
 from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
 from disco_server.collectives.types import AbortedError
 from disco_server.devices.foreign import destination, native
-from disco_server.modules.unfinished import UNFINISHED
+from disco_server.modules.unfinished import refuse_to_fetch
 from disco_server.observe.flight import SLOT_MASK
 from disco_server.rank.coroutines import finished
 from disco_server.rank.errors import (
@@ -354,7 +355,7 @@ class Executor:
         registers, flight = self.registers, self._flight
         guard = self._guard
         slots, labels, unnamed = registers.slots, registers.labels, registers.unnamed
-        kinds, unfinished = flight.kinds, UNFINISHED
+        kinds, unfinished = flight.kinds, CoroutineType
         mask, done, size = SLOT_MASK, self.seq, len(slots)
         # What has been executed: all three go on together, right after a command.
         at, seq, beside = 0, first_seq, 0
@@ -409,7 +410,7 @@ class Executor:
                             slots[reg] = result = function(*args)
                             guard.calling = False
                             if result is not None:
-                                if type(result) in unfinished:
+                                if type(result) is unfinished:
                                     slots[reg] = finished(guard, result)
                                 result = None  # the register alone has it
                         except BaseException as error:  # noqa: BLE001  (user code may raise anything)
@@ -609,8 +610,12 @@ class Executor:
             self._report(self.seq, error, ACTION_NAMES[Action.SYNC_WORKER], answers=0)
 
     def _get(self, seq: int, command: EncodedCommand) -> None:
+        itself = bool(command.args)
         try:
-            self._answer(seq, self.registers.read(command.reg), itself=bool(command.args))
+            value = self.registers.read(command.reg)
+            if not itself:
+                refuse_to_fetch(value)
+            self._answer(seq, value, itself=itself)
         except Poisoned as read:
             self._answer_poison(seq, read.poison)
         except BaseException as error:  # noqa: BLE001  (a device may have failed meanwhile)

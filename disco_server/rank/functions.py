@@ -13,8 +13,12 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
 from disco_server.modules.tvm import find_global
-from disco_server.modules.unfinished import refuse_unrunnable
-from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.rank.errors import (
+    ArgumentRefused,
+    FunctionMissing,
+    ModuleNotAllowed,
+    hidden_in_tracebacks,
+)
 from disco_server.rank.numpy_functions import (
     PACKAGES,
     is_supported,
@@ -359,6 +363,7 @@ class NamedCall:
         self.name = name
         self._function = function
 
+    @hidden_in_tracebacks
     def __call__(self, /, *args: Any, **keywords: Any) -> Any:
         """Calls the function."""
         return self._function(*args, **keywords)
@@ -372,8 +377,7 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
         override: Replace a function of that name instead of refusing.
 
     Raises:
-        ValueError: Another function has that name, or it is no name; or the function is a
-            generator, which would return before any of it has run.
+        ValueError: Another function has that name, or it is no name.
 
     Examples:
         >>> import disco_server
@@ -386,7 +390,6 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
     check_entry_name(name, "@register_func('my.scale')")
 
     def register(func: _F) -> _F:
-        refuse_unrunnable(func, name)
         enter_name(_registry, name, func, override=override)
         return func
 
@@ -394,12 +397,7 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
 
 
 def offer_function(name: str, func: Callable[..., Any]) -> None:
-    """Registers a function of a file that a session has brought, by its dotted name.
-
-    Raises:
-        ConfigError: The function would return before any of it has run.
-    """
-    refuse_unrunnable(func, name)
+    """Registers a function of a file that a session has brought, by its dotted name."""
     _registry[name] = func
 
 
@@ -539,7 +537,6 @@ def resolve(
 
     Raises:
         ArgumentRefused: The name is longer than any.
-        ConfigError: The function would return before any of it has run.
         FunctionMissing: Nothing callable has that name.
         ModuleNotAllowed: The name leads through a module that is not allowed.
     """
@@ -562,7 +559,6 @@ def resolve(
         func = find_global(name)
     if func is None:
         raise FunctionMissing(f"{_missing(name, patterns)}{more}", name)
-    refuse_unrunnable(func, name)
     return func
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import type_name
 from disco_client.wire.values import MAX_DEPTH, Device, Shape
-from disco_server.modules.unfinished import refuse_unfinished, refuse_unrunnable
+from disco_server.modules.unfinished import refuse_unfinished
 from disco_server.rank.errors import (
     ArgumentRefused,
     FunctionMissing,
@@ -202,7 +202,7 @@ def member_of(held: object, name: str, patterns: Sequence[str]) -> Any:
 
     Raises:
         ArgumentRefused: That is no name.
-        ConfigError: The method or the property would return before any of it has run.
+        ConfigError: A property is a generator or a coroutine.
         FunctionMissing: There is nothing of that name.
         ModuleNotAllowed: The object's class is not open, the name is private, or leads to
             what another module defines.
@@ -232,7 +232,6 @@ def member_of(held: object, name: str, patterns: Sequence[str]) -> Any:
         if isinstance(found, (property, cached_property)):
             refuse_unfinished(bound)
             return _described(bound)
-        refuse_unrunnable(function, whole)
         return BoundMethod(held, name, bound)
     return _described(_value_of(held, kind, name, owner, found))
 

@@ -281,6 +281,21 @@ def test_objects_that_cannot_be_saved_are_refused(session, tmp_path):
     assert len(checkpoints(tmp_path)) == 1
 
 
+def test_a_generator_and_its_stream_are_refused(session, tmp_path):
+    """Made again, they would begin at the first item; when the stream has ended, they are not."""
+    session.import_python_module("disco_stream_functions")
+    count = session.get_global_func("stream.count")(9)
+    with pytest.raises(errors.EncodingError, match=r"an object of type .*generator on"):
+        session.checkpoint(tmp_path)
+    stream = count.stream()
+    del count
+    assert next(stream) == 0
+    with pytest.raises(errors.EncodingError, match=r"an object of type .*GeneratorStream"):
+        session.checkpoint(tmp_path)
+    stream.close()
+    session.checkpoint(tmp_path)
+
+
 def test_only_the_last_checkpoint_is_there_when_it_returns(session, tmp_path):
     """The one before has been removed, so that its space is free."""
     arrays = [session.broadcast(np.arange(float(LARGE))) for _ in range(4)]

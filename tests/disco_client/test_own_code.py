@@ -107,6 +107,7 @@ def test_a_function_is_called_as_it_is(own_session, bring):
     assert [scaled(ones, 3, bias=1).numpy(worker).tolist() for worker in (0, 1)] == [[4, 4], [5, 5]]
     assert "disco_own_scaling.scale" in repr(scaled)
     assert own_session.function(bring().later)().get(1) == 1
+    assert list(own_session.function(bring().several)().stream(1)) == [1]
 
 
 def test_a_class_makes_objects(own_session, bring):
@@ -147,11 +148,10 @@ def test_a_file_that_has_changed_replaces_its_functions(session, bring):
         (lambda m: m.around(3)[1], "define it at the top of 'disco_own_scaling'"),
         (lambda m: m.short, "a lambda has no name"),
         (lambda m: m.before, "workers would find something else by that name"),
-        (lambda m: m.several, "is a generator"),
     ],
-    ids=["closure", "local", "lambda", "replaced", "generator"],
+    ids=["closure", "local", "lambda", "replaced"],
 )
-def test_what_workers_cannot_find_or_run_is_refused_at_once(session, bring, choose, message):
+def test_what_workers_cannot_find_is_refused_at_once(session, bring, choose, message):
     """The error says what to do, and the session goes on."""
     module = bring()
     with pytest.raises((errors.ConfigError, errors.BadArgument), match=message):

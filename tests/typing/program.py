@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import assert_type
 
 import numpy as np
 from numpy.typing import NDArray
 
 import disco_client
-from disco_client import DModule, DObject, DPackedFunc, DRef, Session, remote
+from disco_client import DModule, DObject, DPackedFunc, DRef, Session, Stream, remote
 from disco_client.distributed import DTensor
 
 
@@ -20,6 +21,19 @@ async def look_up(key: str, *, tries: int = 1) -> int:
     return len(key) * tries
 
 
+def split(text: str) -> Iterator[str]:
+    yield from text.split()
+
+
+def pairs(number: int) -> Generator[tuple[int, int], None, None]:
+    yield number, number
+
+
+async def tokens(prompt: str, *, most: int = 2) -> AsyncIterator[int]:
+    for each in range(most):
+        yield len(prompt) + each
+
+
 class Learner:
     def __init__(self, size: int, *, rate: float = 0.5) -> None:
         self.weight = np.full(size, rate)
@@ -27,6 +41,9 @@ class Learner:
     def step(self, target: NDArray[np.float64], times: int = 1) -> float:
         self.weight += times * target
         return float(self.weight.sum())
+
+    def losses(self, count: int) -> Iterator[float]:
+        yield from self.weight[:count].tolist()
 
     async def send(self, key: str) -> bytes:
         return key.encode() * len(self.weight)
@@ -84,6 +101,20 @@ def coroutine_functions(session: Session, ref: DRef) -> None:
     learner[Learner.send]("a").get().send(None)  # wrong
 
 
+def streams(session: Session, ref: DRef) -> None:
+    assert_type(session.function(split)("a b").stream(), Stream[str])
+    assert_type(next(session.function(split)(ref).stream(worker=1, ahead=0)), str)
+    assert_type(list(session.function(pairs)(3).stream()), list[tuple[int, int]])
+    assert_type(next(session.function(tokens).limit(5)("a", most=3).stream()), int)
+    learner = session.create(Learner, 2)
+    assert_type(next(learner[Learner.losses](3).stream()), float)
+    for anything in ref.stream():
+        print(anything.upper())
+    session.function(scale)(ref).stream()  # wrong
+    session.function(split)("a b").stream("1")  # wrong
+    session.function(split)(3)  # wrong
+
+
 def classes(session: Session, rows: NDArray[np.float64], ref: DRef) -> None:
     learner = session.create(Learner, 2, rate=0.25)
     assert_type(learner, DObject[Learner])
@@ -135,6 +166,8 @@ async def asynchronous(session: Session, rows: NDArray[np.float64]) -> None:
     assert_type(await session.abroadcast(rows), DRef)
     assert_type(await session.ascatter(rows, tag="rows"), DRef)
     assert_type(await session.adistribute(rows, placement="S[0]"), DTensor)
+    async for token in session.function(tokens)("a").stream():
+        assert_type(token, int)
 
 
 def operands(ref: DRef, rows: NDArray[np.float64]) -> None:

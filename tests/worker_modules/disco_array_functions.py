@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import tempfile
 import warnings
 
@@ -135,51 +134,14 @@ def collective(name, part, out=None):
 RAN = []
 
 
+@register_func("arrays.generating")
 def generator(*_args):
     """Notes that it ran."""
     RAN.append("generator")
     yield 1
 
 
-async def asynchronous(*_args):
-    """Notes that it ran."""
-    RAN.append("asynchronous")
-    yield 1
-
-
-class Called:
-    """An object whose call is a generator."""
-
-    def __call__(self):
-        """Notes that it ran."""
-        RAN.append("called")
-        yield 1
-
-
-def _begun():
-    found = generator()
-    next(found)
-    RAN.clear()
-    return found
-
-
-UNRUNNABLE = {
-    "generator": generator,
-    "asynchronous": asynchronous,
-    "partial": functools.partial(functools.partial(generator, 1), 2),
-    "object": Called(),
-    "method": Called().__call__,
-    "lambda": lambda: (yield),
-    "static": staticmethod(generator),
-}
 RETURNING = {
-    "generator": generator,
-    "asynchronous": asynchronous,
-    "expression": lambda: (each for each in [1]),
-    "begun": _begun,
-    "cached": functools.lru_cache(generator),
-}
-RUNNING = {
     "run": lambda: asyncio.run(asyncio.sleep(0, 5)),
     "list": lambda: list(generator()),
     "map": lambda: map(str, [1, 2]),
@@ -187,20 +149,10 @@ RUNNING = {
 }
 
 
-@register_func("arrays.register")
-def register(kind):
-    """Registers a function that does not run; what it is told."""
-    try:
-        register_func(f"arrays.{kind}", override=True)(UNRUNNABLE[kind])
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 @register_func("arrays.returning")
 def returning(kind, *_args):
-    """Returns what has yet to run."""
-    return (RETURNING.get(kind) or RUNNING[kind])()
+    """Returns what has run, or an iterator."""
+    return RETURNING[kind]()
 
 
 @register_func("arrays.next")
@@ -217,17 +169,7 @@ def ran():
 
 @disco_server.register_class("arrays.Model")
 class Model:
-    """Has methods that do not run, and one that does."""
-
-    async def step(self):
-        """Notes that it ran."""
-        RAN.append("step")
-        yield 1
-
-    def batches(self):
-        """Notes that it ran."""
-        RAN.append("batches")
-        yield 1
+    """Has a property that does not run, and a method that does."""
 
     @property
     def stream(self):

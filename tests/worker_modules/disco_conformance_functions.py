@@ -21,6 +21,7 @@ import disco_interrupt_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
 import disco_raising_functions  # noqa: F401  (registers functions)
 import disco_reentry_functions  # noqa: F401  (registers functions)
+import disco_stream_functions
 import disco_value_classes  # noqa: F401  (registers functions)
 import numpy as np
 
@@ -45,6 +46,11 @@ def echo(*args):
 async def awaited(value):
     """Doubles a value, and is found by the name of its module."""
     return await disco_coroutine_functions.doubled(value)
+
+
+def streamed(number):
+    """Yields numbers, and is found by the name of its module."""
+    yield from disco_stream_functions.count(number)
 
 
 @disco_server.register_func("conformance.named")

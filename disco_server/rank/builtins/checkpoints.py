@@ -30,6 +30,7 @@ from disco_server.collectives.group import ProcessGroup
 from disco_server.devices.base import Arrays, on_device
 from disco_server.devices.foreign import is_foreign, library_of, native, of_library
 from disco_server.modules.base import LoadedModule
+from disco_server.rank.builtins.streams import GeneratorStream
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import register_func
 from disco_server.rank.objects import (
@@ -512,6 +513,8 @@ def _give_back(value: Any, library: str, path: Sequence[Any]) -> Any:
 
 def _can_make(value: Any) -> bool:
     """Whether the commands that made a value can make it again."""
+    if isinstance(value, GeneratorStream):  # made again, it would begin at the first item
+        return False
     return callable(value) or isinstance(value, LoadedModule | CompiledProgram | ProcessGroup)
 
 

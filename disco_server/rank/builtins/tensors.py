@@ -26,6 +26,7 @@ from disco_server.collectives.types import ReduceOp
 from disco_server.collectives.validation import find_kind
 from disco_server.devices.base import on_device
 from disco_server.devices.foreign import native
+from disco_server.modules.unfinished import refuse_unfinished
 from disco_server.rank.builtins.places import in_bounds, local_slices
 from disco_server.rank.coroutines import finished
 from disco_server.rank.functions import NamedCall, register_func, resolve
@@ -676,7 +677,9 @@ def as_part(xp: Any, result: Any) -> Any:
         ArrayRefused: No array can be made of it without a loss.
         ConfigError: It has yet to be computed.
     """
-    array = native(finished(current_worker().guard, result))
+    result = finished(current_worker().guard, result)
+    refuse_unfinished(result)
+    array = native(result)
     return xp.asarray(array if on_device(array) else plain_array(array))
 
 

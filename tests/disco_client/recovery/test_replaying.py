@@ -48,6 +48,22 @@ def test_lost_workers_are_a_pause(session, lose):
     assert recovery.commands > 5
 
 
+@pytest.mark.parametrize("suffix", ["", "_async"], ids=["generator", "async-generator"])
+def test_a_stream_goes_on_where_it_was(session, lose, suffix):
+    """Other workers go through the items before, and those of a stream that was left are closed."""
+    session.import_python_module("disco_stream_functions")
+    count = session.get_global_func(f"stream.count{suffix}")
+    kept = session.get_global_func("stream.kept")
+    for _ in count(9).stream(ahead=0):
+        break
+    stream = count(5).stream(worker=1)
+    assert [next(stream), next(stream)] == [100, 101]
+    lose(session)
+    assert list(stream) == [102, 103, 104]
+    assert kept().get_all() == [[0, "closed", 0, 1, 2, 3, 4, "closed"]] * 2
+    assert len(session.recoveries) == 1
+
+
 def test_other_workers_hash_texts_as_the_lost_ones_did(session, lose):
     """So what is done again in the order of a set of names is done in the same order."""
     hashed = session.get_global_func("tests.hash_of")

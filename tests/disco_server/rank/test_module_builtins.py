@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from disco_client import ConfigError, cuda
+from disco_client import cuda
 from disco_server.collectives.local import LocalGroups, LocalWorld
 from disco_server.modules.base import FileRefused, LoadedModule, LoadNotAllowed, LoadRules
 from disco_server.rank.builtins import core, files
@@ -67,20 +67,6 @@ def test_a_missing_function_is_answered_with_those_there_are(at):
         call("ffi.ModuleGetFunction", many, "h")
     with pytest.raises(FunctionMissing, match="does not tell"):
         call("ffi.ModuleGetFunction", LoadedModule("m", {}), "h")
-
-
-def test_a_function_of_a_loaded_module_that_would_not_run_is_refused(at, tmp_path):
-    """When it is looked up; the others of its file are there."""
-    at()
-
-    async def never():
-        """Does not run."""
-        yield
-
-    module = LoadedModule("m.py", {"never": never, "f": abs})
-    assert call("ffi.ModuleGetFunction", module, "f") is abs
-    with pytest.raises(ConfigError, match="'never' is an asynchronous generator"):
-        call("ffi.ModuleGetFunction", module, "never")
 
 
 class MadeOnAccess(dict):
