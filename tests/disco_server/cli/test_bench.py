@@ -20,7 +20,7 @@ def test_programs_get_each_figure_with_its_best(cluster):
     """Commands, syncs, copies, and an allreduce of each size."""
     shown = bench(*QUICK, "--json", "--address", cluster.address)
     assert shown.exit_code == 0
-    found = json.loads(shown.output)
+    found = json.loads(shown.stdout)
     assert (found["workers"], found["address"]) == (2, cluster.address)
     figures = found["figures"]
     assert [(f["name"], f["unit"], f["nbytes"]) for f in figures] == [

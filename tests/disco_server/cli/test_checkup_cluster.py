@@ -27,7 +27,7 @@ def test_a_cluster_that_works_is_well(cluster, await_free_slots):
     """Each node with its latency, and an allreduce on all slots."""
     await_free_slots(cluster.address)
     shown = doctor("--json", "--address", cluster.address)
-    found = json.loads(shown.output)
+    found = json.loads(shown.stdout)
     assert (shown.exit_code, found["ok"]) == (0, True)
     checks = {check["name"]: check for check in found["checks"]}
     assert set(checks) == {"controller", "node node-0", "node node-1", "allreduce"}

@@ -26,7 +26,7 @@ def test_each_shell_has_its_script(shell):
     shown = CliRunner().invoke(main, ["completion", shell])
     assert shown.exit_code == 0
     assert f"_DISCO_COMPLETE={shell}_complete" in shown.output
-    told = json.loads(CliRunner().invoke(main, ["completion", shell, "--json"]).output)
+    told = json.loads(CliRunner().invoke(main, ["completion", shell, "--json"]).stdout)
     assert (told["shell"], told["script"] + "\n") == (shell, shown.output)
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=shown.output, text=True, check=True)

@@ -27,7 +27,7 @@ def test_commands_and_programs_find_the_current_one(disco, cluster):
     """And another one where they are told its name."""
     assert disco("context", "add", "mine", "--address", cluster.address, "--use").exit_code == 0
     with connect(num_workers=1, name="found"):
-        shown = json.loads(disco("sessions", "--json").output)
+        shown = json.loads(disco("sessions", "--json").stdout)
         assert [session["name"] for session in shown] == ["found"]
     assert disco("context", "add", "away", "--address", "127.0.0.1:1").exit_code == 0
     assert disco("context", "use", "away").output == "context 'away' is used: 127.0.0.1:1\n"
@@ -48,7 +48,7 @@ def test_a_list_shows_all_but_tokens(disco, tmp_path):
     (tmp_path / "token").write_text("secret too")
     more = ("--token-file", str(tmp_path / "token"), "--json")
     added = disco("context", "add", "filed", "--address", "localhost:7601", *more)
-    assert json.loads(added.output)["token"] == str(tmp_path / "token")
+    assert json.loads(added.stdout)["token"] == str(tmp_path / "token")
     listed = disco("context", "list")
     assert "kept *" in listed.output
     assert "localhost:7601" in listed.output
@@ -78,4 +78,4 @@ def test_a_removed_one_is_gone(disco):
     """Removing the current one leaves none in use."""
     disco("context", "add", "mine", "--address", "127.0.0.1:1", "--use")
     assert disco("context", "remove", "mine").output == "context 'mine' is removed\n"
-    assert json.loads(disco("context", "list", "--json").output) == []
+    assert json.loads(disco("context", "list", "--json").stdout) == []

@@ -39,7 +39,7 @@ def test_it_prints_the_address_and_opens_it(controller, browser, eventually):
     assert shown.output == f"dashboard at {address}\n"
     with urllib.request.urlopen(address, timeout=20) as answer:
         assert b"<html" in answer.read()
-    about = json.loads(disco("--address", controller.address, "--json", "--no-open").output)
+    about = json.loads(disco("--address", controller.address, "--json", "--no-open").stdout)
     assert about == {"url": address, "tunnel": "", "opened": False}
     assert not opened.exists()
 
@@ -60,7 +60,7 @@ def test_a_screen_gets_the_page(controller, monkeypatch):
     opened = []
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) is None)
-    about = json.loads(disco("--address", controller.address, "--json").output)
+    about = json.loads(disco("--address", controller.address, "--json").stdout)
     assert about["opened"]
     assert opened == [about["url"]]
 
@@ -75,7 +75,7 @@ def test_a_token_is_printed_only_on_request(controller, tmp_path):
     assert f"it asks for your token, which is in {file}\n" in shown
     assert "0123456789abcdef" not in shown
     assert disco(*options, "--show-token").output.endswith("\n0123456789abcdef\n")
-    assert json.loads(disco(*options, "--show-token", "--json").output)["token"] == (
+    assert json.loads(disco(*options, "--show-token", "--json").stdout)["token"] == (
         "0123456789abcdef"
     )
     kept = disco("--address", controller.address, "--no-open", DISCO_TOKEN="0123456789abcdef")

@@ -27,7 +27,7 @@ def test_it_says_which_rank_is_waited_for(cluster, open_session, tmp_path, event
     output = eventually(shown, what="the verdict on rank 1")
     assert "in wait_for_file_on" in output
     assert "issued" not in output
-    plain = json.loads(doctor(cluster.address, "--session", session.session_id, "--json").output)
+    plain = json.loads(doctor(cluster.address, "--session", session.session_id, "--json").stdout)
     assert (plain["session"], plain["num_workers"], len(plain["ranks"])) == ("stuck", 2, 2)
     assert not plain["goes_on"]
     gate.touch()

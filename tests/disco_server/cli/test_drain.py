@@ -53,7 +53,7 @@ def node(disco):
     """What the lists say of a node."""
 
     def named(name):
-        found = json.loads(disco("status", "--json").output)["nodes"]
+        found = json.loads(disco("status", "--json").stdout)["nodes"]
         return next(node for node in found if node["name"] == name)
 
     return named
@@ -116,7 +116,7 @@ def test_who_waits_is_told_why_and_gets_the_slots_when_it_is_undone(
     opening.start()
 
     def waits():
-        found = json.loads(disco("status", "--json").output)["sessions"]
+        found = json.loads(disco("status", "--json").stdout)["sessions"]
         return [each["waits_for"] for each in found if each["name"] == "waits"]
 
     eventually(lambda: any(waits()), what="the session in the queue")

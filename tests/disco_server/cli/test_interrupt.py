@@ -28,7 +28,7 @@ def test_what_a_session_executes_ends_and_its_program_is_told(disco, cluster, re
         with pytest.raises(Interrupted, match="this command was interrupted"):
             ref.get()
         assert sleep(0).get_all() == [None, None]
-        shown = json.loads(disco("interrupt", session.session_id[:6], "--json").output)
+        shown = json.loads(disco("interrupt", session.session_id[:6], "--json").stdout)
         assert shown["interrupted"] == {
             "session": session.session_id,
             "name": "endless",

@@ -79,7 +79,7 @@ def test_the_session_ends_with_the_script(run, cluster):
     assert (told["name"], told["workers"], told["exit_code"]) == ("brief", 1, 3)
     listed = CliRunner().invoke(main, ["sessions", "--json", "--address", cluster.address])
     ended = ("ended", "ending")
-    live = [s["session"] for s in json.loads(listed.output) if s["state"] not in ended]
+    live = [s["session"] for s in json.loads(listed.stdout) if s["state"] not in ended]
     assert told["session"] not in live
 
 

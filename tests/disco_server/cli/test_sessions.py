@@ -65,14 +65,14 @@ def test_of_one_each_rank_is_shown(listed, training, eventually):
         (row,) = [line.split() for line in shown.splitlines() if str(rank.pid) in line.split()]
         assert row[:5] == [str(rank.worker), rank.node, str(rank.pid), "cpu", "running"]
         assert row[-1] == "idle"
-    view = json.loads(listed(training.session_id, "--json").output)
+    view = json.loads(listed(training.session_id, "--json").stdout)
     assert (view["name"], view["queued"], len(view["ranks"])) == ("training", 0, 3)
     assert all(rank["memory_bytes"] for rank in view["ranks"])
 
 
 def test_programs_get_all_of_them(listed, training):
     """As one list."""
-    views = json.loads(listed("--json").output)
+    views = json.loads(listed("--json").stdout)
     assert [view["session"] for view in views if view["name"] == "training"] == [
         training.session_id
     ]
@@ -106,7 +106,7 @@ def test_those_that_ended_are_shown_for_a_while_with_the_reason(listed, cluster,
         failed.sync_all()
 
     def over():
-        views = {view["session"]: view for view in json.loads(listed("--all", "--json").output)}
+        views = {view["session"]: view for view in json.loads(listed("--all", "--json").stdout)}
         found = views[done.session_id], views[failed.session_id]
         return found if all(view["ended_s"] is not None for view in found) else None
 
@@ -172,7 +172,7 @@ def test_every_command_takes_the_beginning_of_an_id(cluster, tmp_path):
     with connect(cluster.address, num_workers=1, name="shortened") as session:
         session.sync_all()
         session.detach()
-    listed = json.loads(disco("sessions", "--json").output)
+    listed = json.loads(disco("sessions", "--json").stdout)
     short = short_ids(int(each["session"], 16) for each in listed)[int(session.session_id, 16)]
     for command in (["sessions"], ["top", "--once"], ["logs"], ["stack"], ["doctor", "--session"]):
         shown = disco(*command, short)

@@ -22,7 +22,7 @@ def test_equal_stacks_are_shown_once_and_others_by_rank(disco, cluster, eventual
         sleep(5.0)
 
         def shown():
-            return json.loads(disco("stack", "asked", "--json").output)["ranks"]
+            return json.loads(disco("stack", "asked", "--json").stdout)["ranks"]
 
         eventually(lambda: "sleep" in shown()[1]["stack"], what="the busy rank's stack")
         assert [rank["worker"] for rank in shown()] == [0, 1, 2]

@@ -36,7 +36,7 @@ def test_a_session_is_idle_unless_a_rank_executes_a_command(cluster, held, event
     """A program that holds workers and gives them nothing to do is seen as such."""
 
     def state():
-        content = json.loads(status("--address", cluster.address, "--json").output)
+        content = json.loads(status("--address", cluster.address, "--json").stdout)
         return next(s["state"] for s in content["sessions"] if s["session"] == held.session_id)
 
     assert eventually(lambda: state() == "idle")
@@ -52,7 +52,7 @@ def test_the_json_has_every_node_and_session(cluster, held):
     """Counts, devices, versions, owners and where each rank runs; the key is not shown."""
     shown = status("--address", cluster.address, "--json")
     assert shown.exit_code == 0
-    content = json.loads(shown.output)
+    content = json.loads(shown.stdout)
     assert content["version"] == __version__
     nodes = {node["name"]: node for node in content["nodes"]}
     assert set(nodes) == {"node-0", "node-1"}
@@ -100,11 +100,11 @@ def test_the_id_of_the_json_is_one_that_commands_take(cluster, held):
     """As it is printed, without a conversion."""
     (listed,) = [
         s["session"]
-        for s in json.loads(status("--address", cluster.address, "--json").output)["sessions"]
+        for s in json.loads(status("--address", cluster.address, "--json").stdout)["sessions"]
         if s["session"] == held.session_id  # one of another test may still be ending
     ]
     shown = CliRunner().invoke(main, ["sessions", listed, "--json", "--address", cluster.address])
-    assert json.loads(shown.output)["name"] == "holder"
+    assert json.loads(shown.stdout)["name"] == "holder"
 
 
 @pytest.mark.parametrize("address", ["nonsense", ":99999", "host:99999", "a:b:c", "unix:here", ""])

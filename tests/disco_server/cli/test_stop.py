@@ -14,7 +14,7 @@ def test_it_ends_a_session_and_waits_for_its_slots(disco, cluster, eventually):
     with connect(cluster.address, num_workers=4, name="first") as session:
         shown = disco("stop", "first")
         assert shown.output == f"session 'first' ({session.session_id}) is stopped\n"
-        free = json.loads(disco("status", "--json").output)["nodes"]
+        free = json.loads(disco("status", "--json").stdout)["nodes"]
         assert sum(node["free_slots"] for node in free) == 4
         with pytest.raises(errors.SessionLost, match="'first' was closed on request"):
             eventually(session.sync_all)
@@ -25,7 +25,7 @@ def test_several_are_ended_one_after_the_other(disco, cluster):
     made = [connect(cluster.address, num_workers=1, name=f"s{i}") for i in range(2)]
     shown = disco("stop", "s0", made[1].session_id, "--json")
     expected = [{"session": s.session_id, "name": s.name} for s in made]
-    assert json.loads(shown.output) == {"stopped": expected}
+    assert json.loads(shown.stdout) == {"stopped": expected}
     for session in made:
         session.shutdown()
 

@@ -28,7 +28,7 @@ def busy(cluster, eventually):
     options = ["sessions", "busy", "--json", "--address", cluster.address]
 
     def asleep():
-        ranks = json.loads(CliRunner().invoke(main, options).output)["ranks"]
+        ranks = json.loads(CliRunner().invoke(main, options).stdout)["ranks"]
         return all(rank["current"] and rank["current"]["what"] == "time.sleep" for rank in ranks)
 
     eventually(asleep)

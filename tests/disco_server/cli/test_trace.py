@@ -48,10 +48,10 @@ def test_it_goes_to_standard_output_or_to_a_file_named_for_the_session(
     """The session may be given by its id, and the address by the environment."""
     monkeypatch.chdir(tmp_path)
     shown = disco("trace", training.session_id, "-o", "-", DISCO_ADDRESS=cluster.address)
-    assert json.loads(shown.output)["otherData"]["session"] == "training"
+    assert json.loads(shown.stdout)["otherData"]["session"] == "training"
     shown = disco("trace", training.session_id, "--json", DISCO_ADDRESS=cluster.address)
     assert (tmp_path / "training.trace.json").exists()
-    told = json.loads(shown.output)
+    told = json.loads(shown.stdout)
     assert (told["file"], told["ranks"]) == ("training.trace.json", 3)
 
 
