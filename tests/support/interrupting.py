@@ -40,7 +40,9 @@ def await_start(session: Session, name: str, count: int = 0) -> None:
         count: How many workers; 0 for all.
     """
     look, deadline = core_of(session).transport.inspect, time.monotonic() + _LIMIT_S
-    while time.monotonic() < deadline:
+    late = False
+    while not late:
+        late = time.monotonic() > deadline  # before the look: this process may stand still, too
         ranks = look(stacks=False, flights=False).ranks
         names = [rank.current.name for rank in ranks if rank.current is not None]
         if names.count(name) >= (count or session.num_workers):
