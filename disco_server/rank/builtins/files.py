@@ -163,7 +163,6 @@ def offer_source(path: str, digest: str, module_name: str, qualname: str) -> Non
         LoadNotAllowed: The node does not let sessions load it.
         FileRefused: It has disappeared since the check, or cannot be imported.
         FunctionMissing: It has nothing callable of that name.
-        ConfigError: The function would return before any of it has run.
     """
     worker, name = current_worker(), _text(module_name)
     with noting_failure(worker, "load_source", name):
@@ -211,7 +210,6 @@ def offer_included(module_name: str, qualname: str) -> None:
     Raises:
         FileRefused: It was not included, or cannot be imported.
         FunctionMissing: It has nothing callable of that name.
-        ConfigError: The function would return before any of it has run.
     """
     worker, name = current_worker(), _text(module_name)
     from disco_server.modules import packages

@@ -6,7 +6,6 @@ import contextlib
 import signal
 import sys
 import threading
-import time
 
 import pytest
 
@@ -85,9 +84,9 @@ def look_for_raised():
 @pytest.mark.parametrize("place", range(12))
 def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
     """Nothing is raised after the call, though the interpreter may change threads at each place."""
-    guard, begun, over, gone_on = CallGuard(), *(threading.Event() for _ in range(3))
-    guard.position = 1
-    guard.cancelled = [-1] * (SLOT_MASK + 1)
+    guard = CallGuard()
+    begun, over, returned, gone_on = (threading.Event() for _ in range(4))
+    guard.position, guard.cancelled = 1, [-1] * (SLOT_MASK + 1)
     late: list[BaseException] = []
 
     def call():
@@ -99,6 +98,7 @@ def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
         try:
             with contextlib.suppress(CommandInterrupted):
                 guard.run(call)
+            returned.set()
             look_for_raised()
             gone_on.wait()
             look_for_raised()
@@ -112,8 +112,7 @@ def test_a_call_may_end_wherever_another_thread_is_that_interrupts_it(place):
         left -= event in ("call", "c_return")
         if left == -1:
             over.set()
-            while guard.calling:
-                time.sleep(0)
+            returned.wait()
 
     thread = threading.Thread(target=rank)
     thread.start()
