@@ -474,3 +474,14 @@ def waiter(tmp_path) -> Iterator[Path]:
     path = tmp_path / "waiter"
     yield path
     path.touch()
+
+
+@pytest.fixture
+def await_begun(tools, eventually) -> Callable[[Path], object]:
+    """Waits until a function has made its file on each worker: a path, with the worker's number."""
+
+    def wait(path: Path) -> object:
+        files = [path.with_name(f"{path.name}.{worker}") for worker in tools.workers]
+        return eventually(lambda: all(map(Path.exists, files)), what=f"all of {files}")
+
+    return wait

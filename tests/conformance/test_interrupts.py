@@ -221,16 +221,18 @@ def test_captured_programs_and_chosen_workers_end_too(session, tools):
         assert works(session, tools)
 
 
-def test_a_function_may_clean_up_or_go_on(session, tools):
+def test_a_function_may_clean_up_or_go_on(session, tools, tmp_path, await_begun):
     """As one may after Ctrl-C; what it returns then counts."""
     with watched():
         before = tools.results("interrupt.counted", "cleaned up")
-        started(session, tools, "interrupt.cleans_up", LONG)
+        tools.call("interrupt.cleans_up", LONG, str(tmp_path / "cleans up"))
+        await_begun(tmp_path / "cleans up")
         session.interrupt(grace=GRACE_S)
         assert is_told(session)
         after = tools.results("interrupt.counted", "cleaned up")
         assert after == [number + 1 for number in before]
-        caught = started(session, tools, "interrupt.catches", LONG)
+        caught = tools.call("interrupt.catches", LONG, str(tmp_path / "catches"))
+        await_begun(tmp_path / "catches")
         assert session.interrupt(grace=GRACE_S) == ()
         assert [caught.get(worker) for worker in tools.workers] == [
             "CommandInterrupted" for _ in tools.workers

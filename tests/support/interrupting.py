@@ -32,7 +32,10 @@ _LIMIT_S = 30.0
 
 
 def await_start(session: Session, name: str, count: int = 0) -> None:
-    """Returns when workers are in a function.
+    """Returns when workers execute the command that calls a function.
+
+    They may not be in the function yet: an interrupt may still come before it. Functions that do
+    something else when they are interrupted tell so by themselves, by files.
 
     Args:
         session: The session.

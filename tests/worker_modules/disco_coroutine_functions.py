@@ -170,11 +170,14 @@ def _is_there(path):
 
 @disco_server.register_func("coroutine.swallows")
 async def swallows(path):
-    """Goes on until there is a file, whatever cancels it."""
-    while not _is_there(path):
+    """Goes on until there is a file, whatever ends it; tells by another file that it has begun."""
+    over = False
+    while not over:
         try:
+            Path(f"{path}.{_me()}").touch()
+            over = _is_there(path)
             await asyncio.sleep(0.01)
-        except asyncio.CancelledError:
+        except BaseException:  # noqa: BLE001  (an interrupt may come in a step, too)
             _keep("swallowed")
 
 

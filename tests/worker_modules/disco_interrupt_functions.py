@@ -22,6 +22,11 @@ def _me():
     return disco_server.current_worker()
 
 
+def _tell_begin(path):
+    if path is not None:
+        Path(f"{path}.{_me().worker_id}").touch()
+
+
 @disco_server.register_func("interrupt.spin")
 def spin(seconds, *_others):
     """Runs Python for so long; returns the number of the worker."""
@@ -81,9 +86,10 @@ def outside(rounds):
 
 
 @disco_server.register_func("interrupt.catches")
-def catches(seconds):
-    """Catches whatever is raised, once, and returns its name."""
+def catches(seconds, path=None):
+    """Catches whatever is raised, once, and returns its name; tells by a file that it has begun."""
     try:
+        _tell_begin(path)
         spin(seconds)
     except BaseException as error:  # noqa: BLE001  (that is what it is for)
         return type(error).__name__
@@ -91,9 +97,10 @@ def catches(seconds):
 
 
 @disco_server.register_func("interrupt.cleans_up")
-def cleans_up(seconds):
-    """Notes that it has been ended, in a block that cleans up."""
+def cleans_up(seconds, path=None):
+    """Notes that it has been ended, in a block that cleans up; tells by a file that it has begun."""
     try:
+        _tell_begin(path)
         spin(seconds)
     finally:
         count("cleaned up")
