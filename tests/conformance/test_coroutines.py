@@ -261,9 +261,7 @@ def test_what_a_coroutine_returns_in_spite_of_an_end_counts(session, tools):
         assert works(session, tools)
 
 
-def test_a_coroutine_that_swallows_cancellation_does_not_react(
-    session, tools, waiter, await_begun
-):
+def test_a_coroutine_that_swallows_cancellation_does_not_react(session, tools, waiter, await_begun):
     """It is named as one that does not, and goes on until it ends by itself."""
     with watched():
         ref = tools.call("coroutine.swallows", str(waiter))

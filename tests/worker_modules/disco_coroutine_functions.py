@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from disco_interrupt_functions import spin
+from disco_interrupt_functions import spin, tell_begin
 
 import disco_server
 
@@ -174,7 +174,7 @@ async def swallows(path):
     over = False
     while not over:
         try:
-            Path(f"{path}.{_me()}").touch()
+            tell_begin(path)
             over = _is_there(path)
             await asyncio.sleep(0.01)
         except BaseException:  # noqa: BLE001  (an interrupt may come in a step, too)

@@ -22,7 +22,8 @@ def _me():
     return disco_server.current_worker()
 
 
-def _tell_begin(path):
+def tell_begin(path):
+    """Makes a file, the path with the number of the worker."""
     if path is not None:
         Path(f"{path}.{_me().worker_id}").touch()
 
@@ -89,7 +90,7 @@ def outside(rounds):
 def catches(seconds, path=None):
     """Catches whatever is raised, once, and returns its name; tells by a file that it has begun."""
     try:
-        _tell_begin(path)
+        tell_begin(path)
         spin(seconds)
     except BaseException as error:  # noqa: BLE001  (that is what it is for)
         return type(error).__name__
@@ -98,9 +99,9 @@ def catches(seconds, path=None):
 
 @disco_server.register_func("interrupt.cleans_up")
 def cleans_up(seconds, path=None):
-    """Notes that it has been ended, in a block that cleans up; tells by a file that it has begun."""
+    """Notes in a block that cleans up that it has ended; tells by a file that it has begun."""
     try:
-        _tell_begin(path)
+        tell_begin(path)
         spin(seconds)
     finally:
         count("cleaned up")
