@@ -217,6 +217,7 @@ class DRef(Handle, NoOperand, Generic[T_co]):
             function.
 
         Raises:
+            BadArgument: Something inside the value cannot travel, or it is too large.
             DiscoTimeout: There is no answer yet; the call may be repeated.
             RemoteError: The register is poisoned by an earlier failure, or a command of
                 this scope failed and no call has raised it.
@@ -502,11 +503,11 @@ class Distributed(ABC):
     ref: DRef
 
     @abstractmethod
-    def held_by(self, ref: DRef) -> Distributed:
+    def _held_by(self, ref: DRef) -> Distributed:
         """The same kind of whole, with the same layout, in another register."""
 
     @abstractmethod
-    def refuse_unlike(self, value: object, name: str) -> None:
+    def _refuse_unlike(self, value: object, name: str) -> None:
         """Makes sure that something has the same layout as this one.
 
         Args:

@@ -205,11 +205,12 @@ class EncodingError(DiscoError, TypeError):
         """The same error of the value that surrounds this one.
 
         Args:
-            step: Where the value is in it: ``"[0]"`` of a list, ``"['loss']"`` of a dict.
+            step: Where the value is in it: ``"[0]"`` of a list, ``"['loss']"`` of a dict,
+                ``" in its set"``.
         """
-        message = str(self).removeprefix(f"at {self.path}: ")
+        message = str(self).removeprefix(_place(self.path))
         path = step + self.path
-        error = type(self)(f"at {path}: {message}")
+        error = type(self)(f"{_place(path)}{message}")
         error.path = path
         return error
 
@@ -223,6 +224,11 @@ class EncodingError(DiscoError, TypeError):
         error.path = self.path
         error.argument = argument
         return error
+
+
+def _place(path: str) -> str:
+    """What an error about a value inside another one begins with."""
+    return f"{path.lstrip()}: " if path.startswith(" ") else f"at {path}: "
 
 
 class DiscoTimeout(DiscoError, TimeoutError):

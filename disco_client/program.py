@@ -370,7 +370,7 @@ class Program(Handle):
         if like is None:
             return reference
         self._like[name] = like
-        return like.held_by(reference)
+        return like._held_by(reference)
 
     def output(self, *references: DRef | Distributed, **named: DRef | Distributed) -> None:
         """Says what a run returns; may be called several times.
@@ -459,12 +459,12 @@ class Program(Handle):
                 raise TypeError(msg)
         bound.update(inputs)
         for name, like in self._like.items():
-            like.refuse_unlike(bound[name], f"input {name!r} of program {self.name!r}")
+            like._refuse_unlike(bound[name], f"input {name!r} of program {self.name!r}")
         return [bound[name] for name in names]
 
     def _name_outputs(self, references: list[DRef]) -> Any:
         results = [
-            ref if like is None else like.held_by(ref)
+            ref if like is None else like._held_by(ref)
             for ref, like in zip(references, self._outputs, strict=True)
         ]
         if self._output_names:

@@ -327,7 +327,7 @@ class Session:
         Args:
             func: What :meth:`get_global_func` or a module returned.
             *args: None, bool, signed int of 64 bits, float, str, bytes, dtype, Device,
-                Shape, arrays, references, and lists or string-keyed dicts of them.
+                Shape, arrays, references, and lists, tuples, sets or dicts of them.
                 Dtypes, devices and shapes may be TVM's, and arrays of any library
                 that speaks DLPack, in the CPU's memory. A reference becomes what
                 each worker's register holds. An array is copied; a large one has

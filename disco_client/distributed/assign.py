@@ -86,7 +86,7 @@ def _check(core: SessionCore, engine: Engine, targets: object, sources: object) 
             raise ConfigError(
                 f"expected a distributed tensor for {name!r}, got {type(tensor).__name__}"
             )
-        if not tensor.belongs_to(engine):
+        if not tensor._belongs_to(engine):
             raise ForeignReference(f"{name!r} is a tensor of another session")
     problems = [f"{name!r} has no target" for name in given if name not in wanted]
     written: dict[int, object] = {}

@@ -30,7 +30,7 @@ __all__ = ["assign", "updated"]
 def assign(engine: Computing, x: DTensor, items: Any, value: Any) -> None:
     """Gives a tensor other values in a place; see ``DTensor.__setitem__``."""
     made = _written(engine, x, items, "set", value, in_place=True)
-    x.become(made.ref, made.info, made.origin)
+    x._become(made.ref, made.info, made.origin)
 
 
 def updated(engine: Computing, x: DTensor, items: Any, how: str, value: Any) -> DTensor:

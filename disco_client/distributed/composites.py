@@ -63,7 +63,7 @@ class Steps:
 
     def result(self, name: str) -> DTensor:
         """What was made last, as the result of a function of this name."""
-        return self.last.explained_as(name, *self.made[:-1])
+        return self.last._explained_as(name, *self.made[:-1])
 
 
 # Averages, and what is made of them.
@@ -310,7 +310,7 @@ def _split(
         moved.append(x)
     before = (slice(None),) * place
     pieces = [x[*before, slice(*each)] for each in bounds]
-    return [piece.explained_as("split", *moved) for piece in pieces]
+    return [piece._explained_as("split", *moved) for piece in pieces]
 
 
 def _bounds(sections: Any, extent: int, *, uneven: bool) -> list[tuple[int, int]]:

@@ -194,7 +194,7 @@ class Engine(Computing, Renewable):
         if any(spec.is_partial or spec.parts for spec in info.placement.dim_specs):
             parts = DTensorStructInfo(info.tensor_sinfo, mesh, info.placement.plain())
             whole = self._place(host, parts)
-            return whole.redistribute(info.placement).explained_as("distribute", whole)
+            return whole.redistribute(info.placement)._explained_as("distribute", whole)
         if host.nbytes <= INLINE_ARRAY_BYTES:
             # It travels within the command, and each worker takes its part.
             return DTensor(self, info, self._core.call(self._takers(info), host))
@@ -462,7 +462,7 @@ class Engine(Computing, Renewable):
         func = self._slicers(before, axes)
         if func is None:
             moved = self._brought(tensor, whole_along(before, axes))
-            return self.take_slices(moved, axes, bounds).explained_as("slice", moved)
+            return self.take_slices(moved, axes, bounds)._explained_as("slice", moved)
         ref = self._core.call(func, tensor.ref, *bounds)
         return DTensor(self, functools.partial(_sliced, before, axes, bounds), ref, _SLICE)
 
@@ -591,7 +591,7 @@ class Engine(Computing, Renewable):
         placement = info.placement
         whole = DTensorStructInfo(info.tensor_sinfo, info.device_mesh, placement.combined())
         made = DTensor(self, whole, self._core.call(self._creators(name, whole), *numbers))
-        return self._brought(made, placement).explained_as(name, made)
+        return self._brought(made, placement)._explained_as(name, made)
 
     def _make_creator(self, name: str, info: DTensorStructInfo) -> DRef:
         mesh = info.device_mesh

@@ -181,8 +181,8 @@ def draw(engine: Computing, key: Key, number: int, what: Draw, info: DTensorStru
     }
     made = engine.create("random", made_as, Shape(info.tensor_sinfo.shape), how, *values)
     if made_as == info:
-        return made.explained_as(what.name, made)
-    return made.redistribute(info.placement).explained_as(what.name, made)
+        return made._explained_as(what.name, made)
+    return made.redistribute(info.placement)._explained_as(what.name, made)
 
 
 @functools.lru_cache(maxsize=1024)

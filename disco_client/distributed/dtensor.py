@@ -564,7 +564,7 @@ class DTensor(Handle, Distributed, ArrayLike):
         _deprecated("session", "ref.session")
         return self.ref.session
 
-    def belongs_to(self, engine: Computing) -> bool:
+    def _belongs_to(self, engine: Computing) -> bool:
         """Whether an engine, and so its session, computes with it."""
         return self._engine is engine
 
@@ -623,7 +623,7 @@ class DTensor(Handle, Distributed, ArrayLike):
                     f" {plan.nbytes:,} bytes in all"
                 )
 
-    def explained_as(self, name: str, *made: DTensor) -> DTensor:
+    def _explained_as(self, name: str, *made: DTensor) -> DTensor:
         """The same tensor, in its register, as the result of several functions; for `explain`.
 
         Args:
@@ -807,7 +807,7 @@ class DTensor(Handle, Distributed, ArrayLike):
         """
         return TensorUpdates(self._engine, self)
 
-    def become(self, ref: DRef, info: DTensorStructInfo, origin: Origin) -> None:
+    def _become(self, ref: DRef, info: DTensorStructInfo, origin: Origin) -> None:
         """Takes the values of another register.
 
         Args:
@@ -817,11 +817,11 @@ class DTensor(Handle, Distributed, ArrayLike):
         """
         self.ref, self._info, self.origin = ref, info, origin
 
-    def held_by(self, ref: DRef) -> DTensor:
+    def _held_by(self, ref: DRef) -> DTensor:
         """A tensor like this one in another register."""
         return DTensor(self._engine, self.info, ref, Origin("program"))
 
-    def refuse_unlike(self, value: object, name: str) -> None:
+    def _refuse_unlike(self, value: object, name: str) -> None:
         """Makes sure that something is a tensor of this shape, dtype, mesh and placement.
 
         Raises:

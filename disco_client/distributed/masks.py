@@ -92,13 +92,13 @@ def nonzero(engine: Computing, a: DTensor) -> tuple[DTensor, ...]:
     steps = Steps(engine)
     flat = steps.keep(_flat_nonzero(steps, a))
     if a.ndim == 1:
-        return (flat.explained_as("nonzero", *steps.made),)
+        return (flat._explained_as("nonzero", *steps.made),)
     found: list[DTensor] = []
     stride = a.size
     for extent in a.shape:
         stride //= extent or 1
         along = engine.call("remainder", engine.call("floor_divide", flat, stride or 1), extent)
-        found.append(along.explained_as("nonzero", *steps.made))
+        found.append(along._explained_as("nonzero", *steps.made))
     return tuple(found)
 
 
@@ -154,7 +154,7 @@ def _extract(engine: Computing, condition: Any, arr: Any) -> DTensor:
     flags = array_of(condition)
     if flags.dtype != np.bool_:
         flags = flags.astype("bool")
-    return selected(engine, x.reshape(-1), flags.reshape(-1)).explained_as("extract")
+    return selected(engine, x.reshape(-1), flags.reshape(-1))._explained_as("extract")
 
 
 MASKED: dict[str, Composite] = {

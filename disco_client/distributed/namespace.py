@@ -156,7 +156,7 @@ class ArrayNamespace(StandardNamespace):
         plan = DTensorStructInfo(TensorStructInfo(shape, "bool"), info.device_mesh, info.placement)
         nowhere = self._engine.create("full", plan, np.False_)
         made = self._engine.call("where", nowhere, value, value).astype(kind)
-        return made.redistribute(info.placement).explained_as("full", made)
+        return made.redistribute(info.placement)._explained_as("full", made)
 
     def zeros(
         self,

@@ -76,7 +76,7 @@ def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -
     if a.dtype.kind in "iu":
         if decimals < 0:
             raise ConfigError("integers are rounded to no fewer than 0 decimals")
-        return a.redistribute(a.placement).explained_as("round")
+        return a.redistribute(a.placement)._explained_as("round")
     if not decimals:
         return engine.call("rint", a)
     # As numpy does it: exactly only where the factor is.
@@ -84,7 +84,7 @@ def _round(engine: Computing, a: DTensor, decimals: int = 0, out: None = None) -
     there, back = ("multiply", "true_divide")[:: 1 if decimals > 0 else -1]
     wide = engine.call(there, a, factor)
     whole = engine.call("rint", wide)
-    return engine.call(back, whole, factor).explained_as("round", wide, whole)
+    return engine.call(back, whole, factor)._explained_as("round", wide, whole)
 
 
 def _take(

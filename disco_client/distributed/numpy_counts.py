@@ -256,7 +256,7 @@ def _histogram2d(
     if as_index(bins) is None and (isinstance(bins, DTensor) or len(bins) not in (1, _PLANE)):
         bins = [bins, bins]  # edges of both
     found, (first, second) = _histogramdd(engine, (one, other), bins, range, density, weights)
-    return found.explained_as("histogram2d"), first, second
+    return found._explained_as("histogram2d"), first, second
 
 
 def _bincount(engine: Computing, x: DTensor, /, weights: Any = None, minlength: Any = 0) -> DTensor:
@@ -327,7 +327,7 @@ def _digitize(engine: Computing, x: Any, bins: Any, right: bool = False) -> DTen
         tables=1,
         named=options_of(right=bool(right)),
     )
-    return made.explained_as("digitize")
+    return made._explained_as("digitize")
 
 
 COUNTS: dict[str, Composite] = {

@@ -21,7 +21,7 @@ def _plain(name: str, *, takes_out: bool = False) -> Composite:
     """A function of one operand and nothing besides."""
 
     def compute(engine: Computing, x: Any) -> DTensor:
-        return engine.call("elements", x, function=name).explained_as(name)
+        return engine.call("elements", x, function=name)._explained_as(name)
 
     def into(engine: Computing, x: Any, out: None = None) -> DTensor:
         no_out(name, out)
@@ -33,18 +33,18 @@ def _plain(name: str, *, takes_out: bool = False) -> Composite:
 def _real(engine: Computing, val: DTensor) -> DTensor:
     if val.dtype.kind != "c":
         return val.__copy__()
-    return engine.call("elements", val, function="real").explained_as("real")
+    return engine.call("elements", val, function="real")._explained_as("real")
 
 
 def _imag(engine: Computing, val: DTensor) -> DTensor:
     if val.dtype.kind != "c":
         return np.zeros_like(val)  # type: ignore[arg-type]
-    return engine.call("elements", val, function="imag").explained_as("imag")
+    return engine.call("elements", val, function="imag")._explained_as("imag")
 
 
 def _angle(engine: Computing, z: DTensor, deg: bool = False) -> DTensor:
     options = options_of(deg=bool(deg))
-    return engine.call("elements", z, function="angle", named=options).explained_as("angle")
+    return engine.call("elements", z, function="angle", named=options)._explained_as("angle")
 
 
 def several_results(engine: Computing, name: str, *inputs: Any) -> tuple[DTensor, ...]:
@@ -57,7 +57,7 @@ def several_results(engine: Computing, name: str, *inputs: Any) -> tuple[DTensor
     """
     if name == "divmod":
         names = ("floor_divide", "remainder")
-        return tuple(engine.call(each, *inputs).explained_as(name) for each in names)
+        return tuple(engine.call(each, *inputs)._explained_as(name) for each in names)
     return tuple(
         engine.call("elements", *inputs, function=name, named=options_of(output=output))
         for output in range(2)
@@ -82,7 +82,7 @@ def _interp(
         raise ConfigError("interp: expected a period that is not 0")
     named = options_of(left=left, right=right, period=period)
     made = engine.call("elements", array_of(x), *tables, function="interp", tables=2, named=named)
-    return made.explained_as("interp")
+    return made._explained_as("interp")
 
 
 def _polyval(engine: Computing, p: Any, x: Any) -> DTensor:
@@ -91,7 +91,7 @@ def _polyval(engine: Computing, p: Any, x: Any) -> DTensor:
     if coefficients.ndim != 1:
         raise ConfigError(f"polyval: expected a vector, got one of {tuple(coefficients.shape)}")
     made = engine.call("elements", array_of(x), coefficients, function="polyval", tables=1)
-    return made.explained_as("polyval")
+    return made._explained_as("polyval")
 
 
 def _isin(
@@ -109,7 +109,7 @@ def _isin(
         table = np.reshape(table, (-1,))  # type: ignore[arg-type]
     named = options_of(assume_unique=bool(assume_unique), invert=bool(invert), kind=kind)
     made = engine.call("elements", array_of(element), table, function="isin", tables=1, named=named)
-    return made.explained_as("isin")
+    return made._explained_as("isin")
 
 
 def _choose(
@@ -128,7 +128,7 @@ def _choose(
     if not given:
         raise ConfigError("choose: expected at least one choice")
     made = engine.call("elements", which, *given, function="choose", named=options_of(mode=mode))
-    return made.explained_as("choose")
+    return made._explained_as("choose")
 
 
 def _select(
@@ -183,7 +183,7 @@ def _unravel_index(
             indices,
             function="unravel_index",
             named=options_of(shape=tuple(extents), order=order, output=output),
-        ).explained_as("unravel_index")
+        )._explained_as("unravel_index")
         for output in range(len(extents))
     )
 
@@ -202,7 +202,7 @@ def _ravel_multi_index(
     modes = mode if isinstance(mode, str) else tuple(mode)
     named = options_of(dims=tuple(extents), mode=modes, order=order)
     made = engine.call("elements", *places, function="ravel_multi_index", named=named)
-    return made.explained_as("ravel_multi_index")
+    return made._explained_as("ravel_multi_index")
 
 
 def _days(name: str) -> Composite:
@@ -223,7 +223,7 @@ def _days(name: str) -> Composite:
         operands = [array_of(each) for each in args[:count]]
         named_options = options_of(**named)
         made = engine.call("elements", *operands, function=name, named=named_options)
-        return made.explained_as(name)
+        return made._explained_as(name)
 
     return compute
 

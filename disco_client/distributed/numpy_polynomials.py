@@ -40,7 +40,7 @@ def _filtered(name: str, standard: str) -> Composite:
         made = engine.call(
             "rows", one, other, function=name, axis=0, extent=extent, tables=1, named=named
         )
-        return made.explained_as(name)
+        return made._explained_as(name)
 
     return compute
 
@@ -60,7 +60,7 @@ def _vander(
     column = engine.call("reshape", x, shape=(-1, 1))
     named = options_of(n=count, increasing=bool(increasing))
     made = engine.call("rows", column, function="vander", axis=1, extent=count, named=named)
-    return made.explained_as("vander", column)
+    return made._explained_as("vander", column)
 
 
 def _joined(name: str, function: str) -> Composite:

@@ -279,7 +279,7 @@ def _matvec(engine: Computing, x1: Any, x2: Any) -> DTensor:
             f" {tuple(other.shape)}"
         )
     if other.ndim == 1:
-        return engine.call("matmul", one, other).explained_as("matvec")
+        return engine.call("matmul", one, other)._explained_as("matvec")
     steps = Steps(engine)
     column = np.expand_dims(other, -1)
     product = steps.call("matmul", one, column)

@@ -266,7 +266,7 @@ def _nan_average(engine: Computing, name: str, a: Any, **options: Any) -> DTenso
     if "dtype" in given:
         raise ConfigError(f"numpy.{name} of distributed tensors has the dtype of its operand")
     if not has_nan(a.dtype):
-        return averaged(engine, plain, a, **given).explained_as(name)
+        return averaged(engine, plain, a, **given)._explained_as(name)
     steps = Steps(engine)
     mask = steps.call("logical_not", steps.call("isnan", a))
     where = given.pop("where", None)

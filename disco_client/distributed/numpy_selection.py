@@ -224,7 +224,7 @@ def _block(engine: Computing, arrays: Any) -> DTensor:
     depth = _depth(arrays)
     ndim = max(depth, *(np.ndim(leaf) for leaf in _leaves(arrays)))
     steps = Steps(engine)
-    return _joined(steps, arrays, depth, ndim).__copy__().explained_as("block", *steps.made)
+    return _joined(steps, arrays, depth, ndim).__copy__()._explained_as("block", *steps.made)
 
 
 def _depth(arrays: Any) -> int:
@@ -261,7 +261,7 @@ def _diag(engine: Computing, v: DTensor, k: SupportsIndex = 0) -> DTensor:
     """The diagonal of a matrix, or the matrix of a diagonal."""
     (offset,) = integers("diag", (k,))
     if v.ndim == _PLANE:
-        return cast("DTensor", np.diagonal(cast("Any", v), offset)).explained_as("diag")
+        return cast("DTensor", np.diagonal(cast("Any", v), offset))._explained_as("diag")
     if v.ndim != 1:
         raise ConfigError(f"diag takes vectors and matrices, got {tuple(v.shape)}")
     return _on_diagonal(engine, v, offset, "diag")
@@ -283,7 +283,7 @@ def _on_diagonal(engine: Computing, v: DTensor, offset: int, name: str) -> DTens
 def _diagflat(engine: Computing, v: DTensor, k: SupportsIndex = 0) -> DTensor:
     (offset,) = integers("diagflat", (k,))
     row = engine.call("reshape", v, shape=(-1,))
-    return _on_diagonal(engine, row, offset, "diagflat").explained_as("diagflat", row)
+    return _on_diagonal(engine, row, offset, "diagflat")._explained_as("diagflat", row)
 
 
 def _ix(engine: Computing, *args: Any) -> tuple[Any, ...]:

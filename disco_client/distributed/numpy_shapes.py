@@ -61,7 +61,7 @@ def _matrix_transpose(engine: Computing, x: DTensor) -> DTensor:
 def _flip(_engine: Computing, m: DTensor, axis: Any = None) -> DTensor:
     axes = normal_axes(axis, m.ndim)
     items = [slice(None, None, -1) if at in axes else slice(None) for at in range(m.ndim)]
-    return m[tuple(items)].explained_as("flip")
+    return m[tuple(items)]._explained_as("flip")
 
 
 def _flipped(name: str, axis: int) -> Composite:
@@ -98,7 +98,7 @@ def _roll(engine: Computing, a: DTensor, shift: Any, axis: Any = None) -> DTenso
     if axis is None:
         flat = engine.call("reshape", a, shape=(-1,))
         rolled = _roll(engine, flat, sum(integers("roll", several(shift))), 0)
-        return engine.call("reshape", rolled, shape=a.shape).explained_as("roll", flat, rolled)
+        return engine.call("reshape", rolled, shape=a.shape)._explained_as("roll", flat, rolled)
     axes = [normal_axis(each, a.ndim) for each in several(axis)]
     shifts = integers("roll", several(shift))
     pairs = np.broadcast(shifts, axes)
@@ -247,7 +247,7 @@ def _filled_like(
     placement = a.placement.combined() if mesh == a.mesh else placement_on(mesh, a.info)
     kind = a.dtype if dtype is None else dtype_from_name(dtype)
     info = DTensorStructInfo(TensorStructInfo(a.shape, kind), mesh, placement)
-    return engine.create("full", info, as_dtype(value, kind)).explained_as(name)
+    return engine.create("full", info, as_dtype(value, kind))._explained_as(name)
 
 
 def _triangle(name: str, *, upper: bool) -> Callable[..., DTensor]:
@@ -271,7 +271,7 @@ def _triangle(name: str, *, upper: bool) -> Callable[..., DTensor]:
         below = engine.create("tri", info, diagonal - 1 if upper else diagonal)
         zero = np.zeros((), m.dtype)
         sides = (zero, m) if upper else (m, zero)
-        return engine.call("where", below, *sides).explained_as(name)
+        return engine.call("where", below, *sides)._explained_as(name)
 
     return cut
 

@@ -61,7 +61,7 @@ def _unique(
     engine.check_may_count()
     steps = Steps(engine)
     flat = _whole(steps, ar)
-    values = _once(steps, flat, equal_nan=equal_nan).explained_as("unique", *steps.made)
+    values = _once(steps, flat, equal_nan=equal_nan)._explained_as("unique", *steps.made)
     if not (return_index or return_inverse or return_counts):
         return values
     inverse = _inverse(steps, values, flat, equal_nan=equal_nan)
@@ -147,7 +147,7 @@ def _unique_all(engine: Computing, x: DTensor) -> UniqueAll:
 def _union(engine: Computing, ar1: Any, ar2: Any) -> DTensor:
     rows = [np.reshape(array_of(each), -1) for each in (ar1, ar2)]
     joined = engine.call("concatenate", *rows, axis=0)
-    return cast("DTensor", _unique(engine, joined)).explained_as("union1d")
+    return cast("DTensor", _unique(engine, joined))._explained_as("union1d")
 
 
 SETS: dict[str, Composite] = {

@@ -367,7 +367,7 @@ class RandomGenerator:
         count = None if isinstance(a, DTensor) else as_index(a)
         if count is not None:
             what = _choice(count, extents, p, replace=replace, shuffle=shuffle)
-            return self._draw(what, self._lay(extents, what.dtype, placement)).explained_as(
+            return self._draw(what, self._lay(extents, what.dtype, placement))._explained_as(
                 "choice"
             )
         given = array_of(a)
@@ -379,7 +379,7 @@ class RandomGenerator:
         made = self._engine.call("take", given, ids, axis=place)
         info = self._lay(made.shape, made.dtype, placement)
         placed = made.redistribute(info.device_mesh, info.placement)
-        return placed.explained_as("choice", ids, made)
+        return placed._explained_as("choice", ids, made)
 
     def _copies(self, given: Any, what: Draw) -> DTensorStructInfo:
         """How positions are drawn that all workers of a tensor's mesh need."""
@@ -407,7 +407,7 @@ class RandomGenerator:
             wanted = like.placement.combined() if placement is None else placement
         else:
             wanted = self._lay(made.shape, made.dtype, placement).placement
-        return made.redistribute(wanted).explained_as(name, *before, made)
+        return made.redistribute(wanted)._explained_as(name, *before, made)
 
     # On the client.
 

@@ -217,7 +217,7 @@ def _check_tensors(engine: Computing, tensors: object) -> None:
                 f"expected a distributed tensor for {name!r}, got {type(tensor).__name__};"
                 " session.distribute makes one"
             )
-        if not tensor.belongs_to(engine):
+        if not tensor._belongs_to(engine):
             raise ForeignReference(f"{name!r} is a tensor of another session")
 
 

@@ -296,18 +296,14 @@ class Opaque(google.protobuf.message.Message):
 
     TYPE_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
     type: builtins.str
     text: builtins.str
-    reason: builtins.str
-    """Which value inside it cannot travel, and of which type; empty if it is the object itself."""
     def __init__(
         self,
         *,
         type: builtins.str = ...,
         text: builtins.str = ...,
-        reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["reason", b"reason", "text", b"text", "type", b"type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["text", b"text", "type", b"type"]) -> None: ...
 
 global___Opaque = Opaque

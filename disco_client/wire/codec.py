@@ -255,6 +255,9 @@ def encode_value(
         return
     if is_array(value) or porter.knows(value):
         _encode_array(out, value, porter)
+    elif isinstance(value, enum.Enum) and (parts := parts_of(value)) is not None:
+        _check_depth(depth)  # before lists and the like, as a member may be a number or a tuple
+        _encode_record(out, parts, porter, register_of, depth)
     elif isinstance(value, tuple) and is_shape(cast("tuple[Any, ...]", value)):
         _encode_shape(out, value)
     elif isinstance(value, (list, tuple)):
@@ -391,7 +394,6 @@ def _encode_shape(out: EncodedValue, value: Any) -> None:
 def _encode_opaque(out: EncodedValue, value: Any) -> None:
     out.opaque.type = value.type
     out.opaque.text = value.text
-    out.opaque.reason = value.reason
 
 
 def _encode_scalar(out: EncodedValue, value: np.generic[Any]) -> None:
@@ -454,7 +456,7 @@ def _encode_foreign_device(out: EncodedValue, value: Any) -> None:
             f"a value of type {type_name(value)} cannot travel; "
             "expected None, a number, str, bytes, a date or time, a path, dtype, Device, Shape, "
             "ndarray, what speaks DLPack, DRef, a dataclass or an enum, or a list, tuple, set or "
-            "string-keyed dict of these"
+            "dict of these"
         )
         raise EncodingError(msg)
     _encode_device(out, device)
@@ -489,12 +491,13 @@ def _encode_map(
     register_of: RegisterOf,
     depth: int,
 ) -> None:
+    if not all(map(_is_text, set(map(type, value)))):
+        parts = cast("RecordParts", parts_of(dict(value)))
+        _encode_record(out, parts, porter, register_of, depth)
+        return
     out.map.SetInParent()
     items = out.map.items
     for key, item in value.items():
-        if not isinstance(key, str):
-            msg = f"expected string keys in a map, got {type(key).__name__}: {shown(key)}"
-            raise EncodingError(msg)
         entry = items.add()
         try:
             entry.key = str.__str__(key)
@@ -505,6 +508,11 @@ def _encode_map(
             encode_value(entry.value, item, porter, register_of, depth + 1)
         except EncodingError as error:
             raise error.within(f"[{key!r}]") from error.__cause__
+
+
+def _is_text(kind: type) -> bool:
+    """Whether keys of a type are texts and nothing more, as members of a StrEnum are."""
+    return kind is str or (issubclass(kind, str) and not issubclass(kind, enum.Enum))
 
 
 def _encode_record(
@@ -621,7 +629,7 @@ def decode_value(  # noqa: PLR0911  (one return for each kind of value)
 
 def _decode_opaque(value: EncodedValue) -> Opaque:
     if value.WhichOneof("kind") == "opaque":
-        return Opaque(value.opaque.type, value.opaque.text, value.opaque.reason)
+        return Opaque(value.opaque.type, value.opaque.text)
     msg = "expected a value, got an empty message"
     raise EncodingError(msg)
 

@@ -32,8 +32,10 @@ def own_class_of(value: Any) -> RecordParts | None:
         EncodingError: Its class cannot be found by the other side, or it has more than its fields.
     """
     cls = cast("Any", type(value))
-    if isinstance(value, (int, float, str, bytes)) or _is_ours(cls.__module__):
-        return None  # such as an IntEnum, which travels as the number that it is
+    if _is_ours(cls.__module__):
+        return None
+    if isinstance(value, (int, float, str, bytes)):
+        return _of_plain_member(value) if isinstance(value, enum.Enum) else None
     if isinstance(value, enum.Flag):
         _check_flag(cls)
         return RecordParts(_FLAG, (value.value,), _name_of(cls))
@@ -46,6 +48,23 @@ def own_class_of(value: Any) -> RecordParts | None:
     fields = _fields_of(cls)
     _check_nothing_beside(value, cls, fields)
     return RecordParts(_DATACLASS, _values_of(value, cls, fields), _name_of(cls), fields)
+
+
+def _of_plain_member(value: Any) -> RecordParts | None:
+    """A member that is a number or a text, which it goes with: others may not know the class.
+
+    None where nobody could find the class, so that the number or text travels alone.
+    """
+    cls = cast("Any", type(value))
+    kind: Any = next(kind for kind in (int, float, str, bytes) if kind in cls.__mro__)
+    plain = str.__str__(value) if kind is str else kind(value)
+    try:
+        if isinstance(value, enum.Flag):
+            _check_flag(cls)
+            return RecordParts(_FLAG, (plain, plain), _name_of(cls))
+        return RecordParts(_ENUM, (value.name, plain), _name_of(cls))
+    except EncodingError:
+        return None
 
 
 # Classes by their names -------------------------------------------------------------------
@@ -232,8 +251,10 @@ def _check_fields(parts: RecordParts, here: Sequence[str]) -> None:
 
 
 def _make_member(parts: RecordParts) -> Any:
+    if _is_plain_alone(parts):
+        return parts.items[1]
     cls: Any = _class_of(parts.of)
-    name = parts.items[0] if len(parts.items) == 1 else None
+    name = parts.items[0] if parts.items else None
     member = None
     if issubclass(cls, enum.Enum) and isinstance(name, str):
         member = cls.__members__.get(name)
@@ -241,6 +262,15 @@ def _make_member(parts: RecordParts) -> Any:
         msg = f"{parts.of:.200} has no member {name!r:.200} here"
         raise EncodingError(msg)
     return member
+
+
+def _is_plain_alone(parts: RecordParts) -> bool:
+    """Whether a member is a number or a text, and this process has not imported its class."""
+    if len(parts.items) != 2 or type(parts.items[1]) not in (int, float, str, bytes):  # noqa: PLR2004
+        return False
+    with contextlib.suppress(EncodingError):
+        return not _class_of(parts.of)
+    return True
 
 
 def _check_flag(cls: Any) -> None:
@@ -251,8 +281,10 @@ def _check_flag(cls: Any) -> None:
 
 
 def _make_flag(parts: RecordParts) -> Any:
+    if _is_plain_alone(parts):
+        return parts.items[1]
     cls: Any = _class_of(parts.of)
-    value = parts.items[0] if len(parts.items) == 1 else None
+    value = parts.items[0] if parts.items else None
     if issubclass(cls, enum.Flag) and type(value) is int:
         _check_flag(cls)
         with contextlib.suppress(ValueError):

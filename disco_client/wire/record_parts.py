@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["RecordParts", "is_named", "is_named_class"]
+from disco_client.wire.values import shown
+
+__all__ = ["DICT", "RecordParts", "is_named", "is_named_class"]
+
+DICT = "dict"
+"""The type of a dict whose keys are not all texts: its keys, each before its value."""
 
 
 class RecordParts(NamedTuple):
@@ -25,6 +30,9 @@ class RecordParts(NamedTuple):
 
     def step(self, number: int) -> str:
         """Where one of the items is, for an error."""
+        if self.type == DICT:
+            key = shown(self.items[number & ~1])
+            return f"[{key}]" if number & 1 else f" in the key {key}"
         return f".{self.fields[number]}" if self.fields else f" in its {self.type}"
 
 

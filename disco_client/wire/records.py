@@ -1,4 +1,4 @@
-"""Values of Python's own types that are made of others: sets, complex numbers, times, paths.
+"""Values of Python's own types that are made of others: sets, dicts with any keys, times, paths.
 
 A type is taken exactly: what is derived from one, as ``pandas.Timestamp`` is from ``datetime``,
 would arrive as less than it is.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from disco_client.errors import EncodingError
 from disco_client.wire.own_classes import OWN_CLASSES, own_class_of
-from disco_client.wire.record_parts import RecordParts
+from disco_client.wire.record_parts import DICT, RecordParts
 
 if TYPE_CHECKING:
     import decimal
@@ -165,7 +165,7 @@ def _take_zone_info(value: zoneinfo.ZoneInfo) -> tuple[str]:
     return (value.key,)
 
 
-# Paths, sets ------------------------------------------------------------------------------
+# Paths, sets, dicts ------------------------------------------------------------------------------
 
 
 def _take_path(value: pathlib.PurePath) -> tuple[bytes]:
@@ -187,6 +187,18 @@ def _take_set(value: Iterable[Any]) -> Sequence[Any]:
     return list(value)
 
 
+def _take_dict(value: dict[Any, Any]) -> Sequence[Any]:
+    return [part for item in value.items() for part in item]
+
+
+def _make_dict(items: Sequence[Any]) -> dict[Any, Any]:
+    made = dict(zip(items[::2], items[1::2], strict=True))
+    if 2 * len(made) != len(items):
+        msg = "expected keys that differ"
+        raise ValueError(msg)
+    return made
+
+
 _DATE, _CLOCK, _ZONE = (int,) * 3, (int,) * 5, (type(None), dt.tzinfo)
 _BY_TYPE: dict[type, _Schema] = {
     int: _Schema("int", _take_int, _make_int, (bytes,)),
@@ -200,6 +212,7 @@ _BY_TYPE: dict[type, _Schema] = {
     dt.timezone: _Schema("datetime.timezone", _take_zone, _make_zone, (dt.timedelta, str)),
     set: _Schema("set", _take_set, set),
     frozenset: _Schema("frozenset", _take_set, frozenset),
+    dict: _Schema(DICT, _take_dict, _make_dict),
     **{
         kind: _Schema(f"pathlib.{kind.__name__}", _take_path, _path_maker(kind), (bytes,))
         for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath)

@@ -20,7 +20,7 @@ numpy scalar          the same: its type and dtype, and of times the unit
 :class:`Shape`        :class:`Shape`; also from ``tvm_ffi.Shape``
 ``list``, ``tuple``   the same
 sets                  the same, frozen or not
-``dict`` (str keys)   ``dict``, with its keys in the same order
+``dict``              ``dict``, with its keys in the same order
 dataclass, enum,      the same, where that side has imported the class;
 named tuple           no code of the class is executed for it
 ``numpy.ndarray``     ``numpy.ndarray`` in C order; also from what
@@ -28,9 +28,9 @@ named tuple           no code of the class is executed for it
 ``DRef``              on a worker: what its register holds
 ===================== =================================================
 
-What is derived from a Python type otherwise arrives as that type: an ``IntEnum`` as an ``int``, an
-``OrderedDict`` as a ``dict``. What would lose its meaning so is refused: a number with a unit, and
-arrays of :mod:`disco_client.wire.array_likes`.
+What is derived from a Python type otherwise arrives as that type: an ``OrderedDict`` as a ``dict``,
+a class derived from ``str`` as a ``str``. What would lose its meaning so is refused: a number with
+a unit, and arrays of :mod:`disco_client.wire.array_likes`.
 """
 
 from __future__ import annotations
@@ -268,8 +268,6 @@ class Opaque:
     Attributes:
         type: The qualified name of its type.
         text: How it prints.
-        reason: Which value inside it cannot travel, of which type; empty if that is the
-            object itself.
 
     Examples:
         >>> with disco_client.ProcessSession(1) as processes:
@@ -280,11 +278,9 @@ class Opaque:
 
     type: str
     text: str
-    reason: str = ""
 
     def __str__(self) -> str:
-        reason = f"; {self.reason}" if self.reason else ""
-        return f"<{self.type} on the worker: {self.text}{reason}>"
+        return f"<{self.type} on the worker: {self.text}>"
 
 
 STREAM_END = Opaque("disco_client.Stream", "the end of a stream")

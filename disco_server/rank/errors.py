@@ -235,18 +235,18 @@ def repr_of(value: object) -> str:
 
 
 def opaque_of(value: object, error: EncodingError) -> Opaque:
-    """What is sent in place of a value.
+    """What is sent in place of an object that cannot travel.
 
     Args:
-        value: The value.
-        error: Why it cannot travel; of a value inside it, it says where that is.
+        value: The object.
+        error: Why it cannot.
+
+    Raises:
+        EncodingError: A value inside it cannot, so that a description would be taken for the rest.
     """
-    reason = ""
     if error.path:
-        # Cut one by one: neither a long path nor a long repr takes the place of the type.
-        message = str(error).removeprefix(f"at {error.path}: ")
-        reason = f"at {_cut(error.path, MAX_MESSAGE)}: {sendable(message[:_MAX_REPR])}"
-    return Opaque(type_name(value), repr_of(value), reason)
+        raise error
+    return Opaque(type_name(value), repr_of(value))
 
 
 def sendable(text: str) -> str:

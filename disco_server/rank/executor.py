@@ -38,7 +38,7 @@ from disco_client.wire.codec import (
     type_name,
 )
 from disco_client.wire.reports import ACTION_NAMES, EncodedHoldingsRequest
-from disco_client.wire.values import ArrayPorter, Opaque, dtype_from_name, is_array
+from disco_client.wire.values import ArrayPorter, dtype_from_name, is_array
 from disco_server.collectives.types import AbortedError
 from disco_server.devices.foreign import destination, native
 from disco_server.modules.unfinished import refuse_to_fetch
@@ -49,7 +49,6 @@ from disco_server.rank.errors import (
     FunctionMissing,
     describe_failure,
     opaque_of,
-    repr_of,
 )
 from disco_server.rank.functions import (
     OWN_NAMES,
@@ -812,17 +811,20 @@ class Executor:
     def _encode(self, out: EncodedValue, value: Any) -> None:
         try:
             encode_value(out, value, self._porter)
-            if out.ByteSize() <= _MAX_REPLY_BYTES:
-                return
-            reason = f"it takes {out.ByteSize()} bytes without its arrays, of {_MAX_REPLY_BYTES}"
-            stand_in = Opaque(type_name(value), repr_of(value), reason)
         except ArrayRefused:
             raise
         except EncodingError as error:
             stand_in = opaque_of(value, error)
-        self._porter.withdraw()
-        out.Clear()
-        encode_value(out, stand_in)
+            self._porter.withdraw()
+            out.Clear()
+            encode_value(out, stand_in)
+        if out.ByteSize() > _MAX_REPLY_BYTES:
+            msg = (
+                f"expected a value that takes at most {_MAX_REPLY_BYTES} bytes without its arrays,"
+                f" got a {type_name(value)} that takes {out.ByteSize()}; return arrays instead, or"
+                " parts of it"
+            )
+            raise EncodingError(msg)
 
     def _answer_poison(self, seq: int, poison: Poison) -> None:
         reply = EncodedReply(seq=seq, ack=seq)

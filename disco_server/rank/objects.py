@@ -14,6 +14,7 @@ So nothing that can be called is reached but functions of modules that are open 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from types import MemberDescriptorType
@@ -23,7 +24,9 @@ import numpy as np
 
 from disco_client.errors import EncodingError
 from disco_client.wire.codec import type_name
-from disco_client.wire.values import MAX_DEPTH, Device, Shape
+from disco_client.wire.record_parts import is_named
+from disco_client.wire.records import make_record, parts_of
+from disco_client.wire.values import MAX_DEPTH, Device, Shape, shown
 from disco_server.modules.unfinished import refuse_unfinished
 from disco_server.rank.errors import (
     ArgumentRefused,
@@ -202,6 +205,7 @@ def member_of(held: object, name: str, patterns: Sequence[str]) -> Any:
 
     Raises:
         ArgumentRefused: That is no name.
+        EncodingError: It is a list or the like, and something inside it is no plain value.
         ConfigError: A property is a generator or a coroutine.
         FunctionMissing: There is nothing of that name.
         ModuleNotAllowed: The object's class is not open, the name is private, or leads to
@@ -286,23 +290,39 @@ def _plain(value: Any, depth: int = 0) -> Any:
         EncodingError: It is no such value, or something inside it is none.
     """
     if depth <= MAX_DEPTH and not callable(value):
-        if isinstance(value, (list, tuple)):
-            items = [
-                _plain_inside(f"[{at}]", item, depth)
-                for at, item in enumerate(cast("Sequence[Any]", value))
-            ]
-            return value if isinstance(value, Shape) else items
-        if type(value) is dict:
-            pairs = cast("dict[Any, Any]", value).items()
-            return {
-                _plain_key(key): _plain_inside(f"[{key!r}]", item, depth) for key, item in pairs
-            }
-        if isinstance(value, _PLAIN) or _is_array(value):
+        if _is_container(value):
+            return _plain_copy(value, depth)
+        if isinstance(value, (*_PLAIN, Shape)) or _is_array(value):
             # What holds Python's objects may hold functions.
             dtype: Any = getattr(value, "dtype", value)
             if not getattr(dtype, "hasobject", False):
                 return value
+        elif (parts := parts_of(value)) is not None:
+            items = [
+                _plain_inside(parts.step(at), item, depth) for at, item in enumerate(parts.items)
+            ]
+            return make_record(parts._replace(items=items))
     raise EncodingError(f"a value of type {type_name(value)} cannot leave its object")
+
+
+def _is_container(value: object) -> bool:
+    """Whether it is a list or the like, and no shape nor of a class of the program's."""
+    more = isinstance(value, (Shape, enum.Enum)) or is_named(value)
+    return isinstance(value, (list, tuple, dict)) and not more
+
+
+def _plain_copy(value: list[Any] | tuple[Any, ...] | dict[Any, Any], depth: int) -> Any:
+    """A copy of a list, tuple or dict, without any code of a class that is derived from it."""
+    if isinstance(value, dict):
+        return {
+            _plain_inside(f" in the key {shown(key)}", key, depth): _plain_inside(
+                f"[{shown(key)}]", item, depth
+            )
+            for key, item in dict[Any, Any].items(value)
+        }
+    kind: Any = tuple if isinstance(value, tuple) else list
+    items = enumerate(kind.__iter__(value))
+    return kind(_plain_inside(f"[{at}]", item, depth) for at, item in items)
 
 
 def _plain_inside(step: str, item: Any, depth: int) -> Any:
@@ -310,12 +330,6 @@ def _plain_inside(step: str, item: Any, depth: int) -> Any:
         return _plain(item, depth + 1)
     except EncodingError as error:
         raise error.within(step) from None
-
-
-def _plain_key(key: Any) -> str:
-    if type(key) is not str:
-        raise EncodingError(f"expected string keys, got one of type {type_name(key)}")
-    return key
 
 
 def _is_array(value: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -805,7 +806,7 @@ class DevicePorter(ArrayPorter):
         if type(value) is np.ndarray or is_any_array(value):
             return self._copied_array(native(value))
         kind = cast("Any", type(value))
-        if kind in _UNCHANGING:
+        if kind in _UNCHANGING or issubclass(kind, enum.Enum):
             return value
         if issubclass(kind, (list, tuple)) and not (is_shape(value) or is_named(value)):
             items: list[Any] = list(value)

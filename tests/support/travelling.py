@@ -37,6 +37,11 @@ _HASHABLE = st.one_of(
         [
             *classes.Colour,
             *classes.Access,
+            *classes.Level,
+            *classes.Word,
+            *classes.Corner,
+            *classes.Mask,
+            classes.Mask(9),
             classes.Access.READ | classes.Access.WRITE,
             classes.Access(0),
         ]
@@ -64,6 +69,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.dictionaries(_FROZEN, inner, max_size=3),
         st.builds(classes.Order, st.text(), inner.map(lambda item: [item])),
         st.builds(
             classes.Outer,

@@ -27,6 +27,34 @@ class Access(enum.Flag):
     WRITE = enum.auto()
 
 
+class Level(enum.IntEnum):
+    """Members that are numbers, and print as these."""
+
+    LOW = 1
+    HIGH = 2
+
+
+class Word(enum.StrEnum):
+    """Members that are texts."""
+
+    SHORT = "a"
+    LONG = "abc"
+
+
+class Mask(enum.IntFlag):
+    """Flags that are numbers, and may have more than these."""
+
+    ONE = 1
+    TWO = 2
+
+
+class Corner(tuple, enum.Enum):  # noqa: SLOT001  (an enumeration has none)
+    """Members that are tuples."""
+
+    LEFT = (0, 0)
+    RIGHT = (1, 0)
+
+
 class Picky(enum.Flag):
     """Flags that look for members by code of their own."""
 

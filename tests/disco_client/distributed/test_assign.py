@@ -263,7 +263,7 @@ def test_a_failure_in_the_middle(workers):
     """What is finished is new, what comes later is old, and what was under way is neither."""
     used, trained = many(workers, 0, USE, "S[0]"), many(workers, 1, TRAIN, "R")
     odd = trained["w300"]
-    trained["w300"] = odd.held_by(workers.get_global_func("numpy.zeros")(3))
+    trained["w300"] = odd._held_by(workers.get_global_func("numpy.zeros")(3))
     with pytest.raises(AssignFailed, match="of the tensors that were assigned") as raised:
         workers.assign(used, trained)
     error = raised.value
@@ -291,7 +291,7 @@ def test_a_source_that_could_not_be_computed_stops_all(workers):
     broken = workers.get_global_func("runtime.disco._dt_bind_move")("no such move")
     with pytest.raises(RemoteError):
         workers.sync_all()
-    trained["w300"] = trained["w300"].held_by(broken)
+    trained["w300"] = trained["w300"]._held_by(broken)
     with pytest.raises(RemoteError, match="no such move") as raised:
         workers.assign(used, trained)
     assert not isinstance(raised.value, AssignFailed)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disco_client import ConfigError, DtypeError, EncodingError, RemoteError
-from disco_client.distributed import DeviceMesh, Placement
+from disco_client.distributed import DeviceMesh, DTensor, Placement
 
 MESHES = [
     DeviceMesh((2,), [3, 1]),
@@ -550,3 +550,13 @@ def test_a_tensor_says_what_it_is(workers):
     assert (x.ndim, x.size, len(x), x.placement) == (2, 10, 5, Placement.from_text("S[0]R"))
     with pytest.raises(TypeError, match="no length"):
         len(x.sum())
+
+
+def test_the_class_has_no_public_names_of_the_inside():
+    """Beside numpy's names there are those of the reference alone, which a person may call."""
+    public = {name for name in dir(DTensor) if not name.startswith("_")}
+    assert public - set(dir(np.ndarray)) == {
+        *("at", "debug_get_from_remote", "explain", "info", "mesh", "name", "origin"),
+        *("placement", "plan", "redistribute", "ref", "reg_id", "session", "shape_on", "shard"),
+        *("numpy", "split"),
+    }

@@ -302,7 +302,7 @@ def test_a_move_in_a_captured_program(ranks):
 def test_a_failed_tensor_fails_where_it_goes(ranks):
     """With its own cause, and nobody waits; the session goes on."""
     x = ranks.distribute(np.ones(8), DeviceMesh((2,), [0, 1]), "S[0]")
-    broken = x.held_by(ranks.get_global_func("runtime.disco._dt_bind_move")("no such move"))
+    broken = x._held_by(ranks.get_global_func("runtime.disco._dt_bind_move")("no such move"))
     there = DeviceMesh((2,), [1, 2])
     with pytest.raises(RemoteError, match="no such move"):
         broken.redistribute(there, "R").numpy()

@@ -58,7 +58,7 @@ SIMPLE = st.one_of(
     st.builds(Device, st.sampled_from(["cpu", "cuda", "rocm"]), st.integers(0, 100)),
     st.lists(st.integers(0, 2**63), max_size=5).map(Shape),
     DTYPES,
-    st.builds(Opaque, st.text(), st.text(), st.text()),
+    st.builds(Opaque, st.text(), st.text()),
     arrays().filter(lambda array: array.size > 0).map(lambda array: array.flat[0]),
 )
 VALUES = st.recursive(
@@ -169,7 +169,7 @@ def test_an_array_of_the_other_byte_order_keeps_its_values(array):
 REFUSED = {
     "object": object(),
     "set of what cannot travel": {object()},
-    "int keys": {1: 2},
+    "key of another kind": {object(): 2},
     "text": "\ud800",
     "key": {"\ud800": 1},
     "objects": np.array([object()]),

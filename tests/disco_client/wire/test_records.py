@@ -144,6 +144,9 @@ ORDER = "disco_value_classes:Order"
         ({"type": "datetime.date", "items": [{"int": 2024}, {"int": 13}, {"int": 1}]}, "month"),
         ({"type": "decimal.Decimal", "items": [{"str": "x"}]}, "of type decimal.Decimal"),
         ({"type": "set", "items": [{"list": {}}]}, "unhashable"),
+        ({"type": "dict", "items": [{"list": {}}, {"int": 1}]}, "unhashable"),
+        ({"type": "dict", "items": [{"int": 1}]}, "no parts of a value of type dict"),
+        ({"type": "dict", "items": [{"int": 1}] * 4}, "expected keys that differ"),
         ({"type": "zoneinfo.ZoneInfo", "items": [{"str": "../../etc/passwd"}]}, "ZoneInfo"),
         ({"type": "zoneinfo.ZoneInfo", "items": [{"str": "No/Where"}]}, "ZoneInfo"),
         ({"type": "dataclass", "of": "no_such_module:X"}, "'no_such_module' is not imported here"),
@@ -186,6 +189,33 @@ def test_a_module_is_not_asked_for_what_it_has_not():
     assert asked == []
 
 
-def test_numbers_with_a_name_travel_as_numbers():
-    """As before: an IntEnum is the number for whoever does not know the class."""
+@pytest.mark.parametrize(
+    ("member", "plain"),
+    [(classes.Level.HIGH, 2), (classes.Word.LONG, "abc"), (classes.Mask.ONE | classes.Mask(8), 9)],
+    ids=["number", "text", "flags"],
+)
+def test_a_member_that_is_a_number_or_a_text_arrives_as_that_without_its_class(
+    monkeypatch, member, plain
+):
+    """Programs pass such members for axes and sizes to workers that have never met the class."""
+    assert there_and_back(member) is member
+    out = EncodedValue()
+    encode_value(out, member)
+    monkeypatch.delitem(sys.modules, "disco_value_classes")
+    came = decode_value(out)
+    assert (type(came), came) == (type(plain), plain)
+
+
+def test_a_member_of_a_class_that_nobody_could_find_travels_as_what_it_is():
+    """One that is neither a number nor a text is refused."""
     assert there_and_back(enum.IntEnum("Level", "LOW HIGH").HIGH) == 2
+    with pytest.raises(EncodingError, match="something else under that name"):
+        there_and_back(enum.Enum("Level", "LOW HIGH").HIGH)
+
+
+def test_what_is_wrong_in_a_dict_of_any_keys_is_named_by_its_key():
+    """A key as well as a value, whatever the key is."""
+    with pytest.raises(EncodingError, match=r"^at \[\(1, 'a'\)\]\[0\]: a value of type "):
+        there_and_back({2: 3, (1, "a"): [object()]})
+    with pytest.raises(EncodingError, match=r"^in the key <object object"):
+        there_and_back({2: 3, object(): 3})

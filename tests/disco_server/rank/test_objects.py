@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import pytest
+from travelling import classes
 
 from disco_client.errors import EncodingError
 from disco_client.wire.values import Opaque
@@ -75,7 +76,7 @@ class Layer:
     def __init__(self):
         self.slot = 3
         self.array = np.arange(3)
-        self.nested = {"a": [1, (2.5, None)], "b": self.array}
+        self.nested = {"a": [1, (2.5, None)], "b": self.array, 3: {2}}
         self.function = subprocess.run
         self.functions = [subprocess.run]
         self.holder = np.array([subprocess.run, None])
@@ -169,18 +170,28 @@ def test_members_are_found_on_the_class():
     assert values == {"rate": 0.5, "slot": 3, "doubled": 6, "once": [3]}
     assert member_of(held, "array", ()) is held.array
     nested = member_of(held, "nested", ())
-    assert nested == {"a": [1, [2.5, None]], "b": held.array}
+    assert nested == {"a": [1, (2.5, None)], "b": held.array, 3: {2}}
+    assert nested[3] is not held.nested[3]
     held.nested["a"].append(subprocess.run)
     assert len(nested["a"]) == 2
 
 
-@pytest.mark.parametrize("name", ["function", "functions", "holder", "inner", "opener"])
+@pytest.mark.parametrize("name", ["function", "holder", "inner", "opener"])
 def test_what_can_be_called_never_comes_out(name):
-    """In no container either: what comes is a description."""
+    """What comes is a description."""
     register_class("tests.Layer")(Layer)
-    came = member_of(Layer(), name, ())
-    assert isinstance(came, Opaque)
-    assert came.reason.startswith("at [") == (came.type in {"builtins.list", "builtins.dict"})
+    assert isinstance(member_of(Layer(), name, ()), Opaque)
+
+
+@pytest.mark.parametrize("name", ["functions", "keyed", "noted", "unordered"])
+def test_what_holds_something_that_can_be_called_is_refused(name):
+    """With the place of that, in whatever it is."""
+    register_class("tests.Layer")(Layer)
+    held = Layer()
+    held.keyed, held.noted = {(1, len): 2}, classes.Point(1, {2: [len]})
+    held.unordered = {1, len}
+    with pytest.raises(EncodingError, match=r"^(at|in) .*: a value of type builtins"):
+        member_of(held, name, ())
 
 
 @pytest.mark.parametrize(

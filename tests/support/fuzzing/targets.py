@@ -67,6 +67,7 @@ def values():
         *((1, "x"), {1, ("y",)}, frozenset(), 1 << 70, 1.5j, Decimal("1.50"), Path("a/b")),
         *(dt.datetime(2026, 1, 31, tzinfo=ZoneInfo("Europe/Berlin")), dt.timedelta(1)),
         *(classes.Order("a", [classes.Point(1, classes.Colour.RED)]), classes.Access.READ),
+        *(classes.Level.HIGH, {1: "a", (2, "b"): [None], classes.Word.LONG: {}}),
     ]
     for example in examples:
         value = EncodedValue()
