@@ -112,7 +112,7 @@ def test_workers_that_wait_in_torch_for_one_that_raised_end_with_its_error():
     began = time.monotonic()
     with prepared(di.ProcessSession(2)) as session:
         with pytest.raises(
-            di.CclError, match="expected the same backend .* 'cpu:gloo' on worker 1"
+            di.CclError, match=r"expected the same backend .* 'cpu:gloo' on worker 1"
         ):
             call(session, "backends")
         call(session, "sum", 1)
