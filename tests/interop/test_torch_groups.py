@@ -125,6 +125,16 @@ def test_workers_that_wait_in_torch_for_one_that_raised_end_with_its_error():
     assert time.monotonic() - began < 90
 
 
+@pytest.mark.timeout(100)
+def test_a_group_ends_with_its_session_in_silence(printed):
+    """At once, and no library of torch writes anything."""
+    with prepared(di.ProcessSession(2)) as session:
+        call(session, "sum", 1)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    assert printed() == ""
+
+
 def test_threads_of_one_process_have_no_group():
     """The error says which sessions have one."""
     threads = prepared(di.ThreadedSession(2))
