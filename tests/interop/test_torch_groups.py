@@ -126,6 +126,17 @@ def test_workers_that_wait_in_torch_for_one_that_raised_end_with_its_error():
 
 
 @pytest.mark.timeout(100)
+def test_what_torch_raises_of_a_death_does_not_hide_it():
+    """Peers learn of it by their connections, before the program that watches the processes."""
+    with prepared(di.ProcessSession(3)) as session:
+        model = session.create("torch_test.Parallel")
+        inputs, targets = session.broadcast(INPUTS[0]), session.broadcast(TARGETS[0])
+        model.step(inputs, targets).get_all()
+        with pytest.raises(di.WorkerLost, match="worker 1 on node 'local' died of SIGKILL"):
+            model.step(inputs, targets, 1).get_all()
+
+
+@pytest.mark.timeout(100)
 def test_a_group_ends_with_its_session_in_silence(printed):
     """At once, and no library of torch writes anything."""
     with prepared(di.ProcessSession(2)) as session:
