@@ -47,6 +47,7 @@ from disco_server.rank.coroutines import finished
 from disco_server.rank.errors import (
     ArgumentRefused,
     FunctionMissing,
+    brief,
     describe_failure,
     opaque_of,
 )
@@ -905,7 +906,7 @@ class Executor:
         self._flight.mark(seq, Flag.FAILED)
         self._porter.withdraw()  # this failure replaces the answer that named it
         failure, kind = describe_failure(
-            error,
+            self._worker.cause_of(seq, error),
             worker=self._worker.worker_id,
             node=self._worker.node,
             seq=seq,
@@ -919,8 +920,16 @@ class Executor:
         encode_failure(reply.failure, failure, kind)
         # Sent before peers are released, so that the cause arrives first.
         self._send(reply, seq)
-        self._worker.cannot_enter(seq)
+        self._worker.failed(seq, _cause(failure))
         return Poison(failure, kind)
+
+
+def _cause(failure: RemoteFailure) -> str:
+    """What was raised and where, in one line, for peers that wait in another library."""
+    lines = [line.strip() for line in failure.traceback.splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    what = ": ".join(filter(None, (failure.exception, failure.message)))
+    return brief(f"{what} ({places[-1]})" if places else what)
 
 
 def _run_anyway(func: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
