@@ -349,6 +349,7 @@ class AssignRank(google.protobuf.message.Message):
     MAX_REGISTERS_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
     COMMAND_LIMIT_S_FIELD_NUMBER: builtins.int
+    DATA_HOST_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -376,6 +377,10 @@ class AssignRank(google.protobuf.message.Message):
     command_limit_s: builtins.float
     """How long a command may take, in seconds: the shorter limit of the session's and the node's,
     0 for any time.
+    """
+    data_host: builtins.str
+    """The address of this node that ranks of other nodes connect to, a name or an IP address; empty
+    where the session's ranks are on one machine.
     """
     @property
     def allow_modules(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
@@ -420,8 +425,9 @@ class AssignRank(google.protobuf.message.Message):
         max_registers: builtins.int = ...,
         owner: builtins.str = ...,
         command_limit_s: builtins.float = ...,
+        data_host: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "command_limit_s", b"command_limit_s", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "command_limit_s", b"command_limit_s", "data_host", b"data_host", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

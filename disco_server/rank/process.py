@@ -46,6 +46,7 @@ from disco_server.rank.errors import describe_end
 from disco_server.rank.executor import Executor
 from disco_server.rank.port import DaemonGone, RankPort
 from disco_server.rank.time_limits import GonePast
+from disco_server.rank.torch_group import TorchRank
 from disco_server.rank.worker import Worker, WorkerDevice, set_current_worker
 from disco_server.settings import INIT_TIMEOUT_S
 
@@ -200,6 +201,7 @@ def _assigned(
         ids=RendezvousIds(port.put_key, port.get_key, lambda: INIT_TIMEOUT_S.value() or _ID_S)
         if port.has_daemon
         else None,
+        torch=TorchRank(assign.local_rank, assign.local_workers, assign.data_host),
     )
     place.arrays.attach()
     enter_folder(assign.work_dir)

@@ -35,6 +35,7 @@ from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.interrupts import Interruption
 from disco_server.rank.registers import RegisterFile, is_any_array
 from disco_server.rank.signals import CallGuard
+from disco_server.rank.torch_group import TorchRank
 from disco_server.settings import DEBUG, GPU_LIBRARIES, MAX_REGISTERS
 
 if TYPE_CHECKING:
@@ -68,9 +69,11 @@ class WorkerDevice:
         end_session: Ends the session, for this reason, where such a library failed
             while it started, in which peers may stay for ever.
         ids: Shares the unique ids of such a library; None for a collective of host arrays.
+        torch: Connects torch on the ranks; None where they are threads of one process.
 
     Attributes:
         arrays: What makes and copies its arrays.
+        torch: As the argument.
 
     Raises:
         DeviceUnavailable: There is no such device, or something that it needs.
@@ -85,6 +88,7 @@ class WorkerDevice:
         end_process: Callable[[], None] | None = None,
         end_session: Callable[[str], None] | None = None,
         ids: UniqueIds | None = None,
+        torch: TorchRank | None = None,
     ) -> None:
         self._ids = ids
         self._local_rank = local_rank
@@ -92,6 +96,7 @@ class WorkerDevice:
         self._end_process = end_process
         self._end_session = end_session
         self._watch: NcclWatch | None = None
+        self.torch = torch
         self.arrays: Arrays = HostArrays(device) if device.kind == "cpu" else open_arrays(device)
 
     @property

@@ -26,6 +26,7 @@ from disco_client.wire.codec import PROTOCOL, EncodedEnvelope, EnvelopeKind, env
 from disco_server.ipc.carriers import Carrier, open_carrier, open_line
 from disco_server.ipc.outbox import Outbox
 from disco_server.settings import read_cache
+from disco_server.worker.array_server import data_host
 from disco_server.worker.array_streams import ArrayRelay
 from disco_server.worker.counters import NodeCounters
 from disco_server.worker.environment import WorkFolders, host_id
@@ -304,6 +305,7 @@ def _rules_of(config: WorkerConfig, account: Account | None) -> node_pb2.AssignR
         module_cache_bytes=config.module_cache_mib << 20,
         max_registers=config.max_registers,
         command_limit_s=config.command_limit_s,
+        data_host=data_host(config.array_address, config.controller_address),
     )
 
 

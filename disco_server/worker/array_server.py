@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -37,7 +38,7 @@ from disco_server.worker.environment import OwnFolder
 if TYPE_CHECKING:
     from disco_server.worker.pending_arrays import PendingArrays
 
-__all__ = ["ArrayService", "MemoryService", "choose_address", "make_array_server"]
+__all__ = ["ArrayService", "MemoryService", "choose_address", "data_host", "make_array_server"]
 
 
 _OPEN = Guard()
@@ -436,3 +437,27 @@ def choose_address(controller: Address) -> Address | None:
             return Address(probe.getsockname()[0], 0)
     except OSError:
         return None
+
+
+def data_host(listen: Address | None, controller: Address) -> str:
+    """The address of this machine that ranks of other machines connect to.
+
+    Args:
+        listen: Where arrays are served, as configured; None chooses an address.
+        controller: The controller's address.
+
+    Returns:
+        A name or an IP address; empty where none is known but that of loopback.
+    """
+    if listen is not None and listen.host and not _is_wildcard(listen.host):
+        return listen.host
+    chosen = choose_address(controller)
+    return "" if chosen is None else chosen.host
+
+
+def _is_wildcard(host: str) -> bool:
+    """Whether it stands for all addresses of a machine, and so is none to connect to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
