@@ -43,21 +43,18 @@ def run_script(path: str, digest: str, name: str, arguments: Sequence[str]) -> l
         its end, a traceback or what ``sys.exit()`` was given, or "".
 
     Raises:
-        ArgumentRefused: The name or an argument is no text, or this rank is a thread.
+        ArgumentRefused: The name or an argument is no text.
         LoadNotAllowed: The node does not let sessions load the file.
         FileRefused: The file has disappeared since the check.
         SyntaxError: The file is no Python.
+        UnavailableError: The ranks are threads, torch is missing on one, or there is no address
+            that all of them reach.
+        AbortedError: Another rank cannot come.
     """
     worker = current_worker()
     argv = [name, *arguments]
     if not all(isinstance(each, str) for each in argv):
         msg = f"expected a script's name and arguments as text, got {argv!r}"
-        raise ArgumentRefused(msg)
-    if worker.loading.in_program:
-        msg = (
-            "a script is the main program of a process, and this rank is a thread of another"
-            " program; run it in a session whose ranks are processes, as of disco_client.connect()"
-        )
         raise ArgumentRefused(msg)
     file = content_of(worker, path, digest)
     code = loading.compile_script(file, digest, name)
