@@ -903,7 +903,7 @@ class Executor:
         self._flight.mark(seq, Flag.FAILED)
         self._porter.withdraw()  # this failure replaces the answer that named it
         failure, kind = describe_failure(
-            error,
+            self._worker.cause_of(seq, error),
             worker=self._worker.worker_id,
             node=self._worker.node,
             seq=seq,
@@ -917,7 +917,7 @@ class Executor:
         encode_failure(reply.failure, failure, kind)
         # Sent before peers are released, so that the cause arrives first.
         self._send(reply, seq)
-        self._worker.cannot_enter(seq)
+        self._worker.failed(seq)
         return Poison(failure, kind)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -26,6 +27,7 @@ from disco_server.rank.numpy_functions import (
     supported_functions,
     supported_modules,
 )
+from disco_server.rank.worker import current_worker
 from disco_server.settings import module_allowed
 
 __all__ = [
@@ -369,12 +371,14 @@ class NamedCall:
         return self._function(*args, **keywords)
 
 
-def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
+def register_func(name: str, *, override: bool = False, torch: bool = False) -> Callable[[_F], _F]:
     """Registers a function for sessions under a name; a decorator.
 
     Args:
         name: The name for ``session.get_global_func``, such as ``"my.scale"``.
         override: Replace a function of that name instead of refusing.
+        torch: Whether each worker has the process group of torch before it is called, as by
+            ``current_worker().torch_group()``; all workers must call it together the first time.
 
     Raises:
         ValueError: Another function has that name, or it is no name.
@@ -390,10 +394,22 @@ def register_func(name: str, *, override: bool = False) -> Callable[[_F], _F]:
     check_entry_name(name, "@register_func('my.scale')")
 
     def register(func: _F) -> _F:
-        enter_name(_registry, name, func, override=override)
+        enter_name(_registry, name, _with_torch(func) if torch else func, override=override)
         return func
 
     return register
+
+
+def _with_torch(func: _F) -> _F:
+    """A function that is called once the process group of torch is there."""
+
+    @wraps(func)
+    @hidden_in_tracebacks
+    def call(*args: Any, **keywords: Any) -> Any:
+        current_worker().torch_group()
+        return func(*args, **keywords)
+
+    return cast("_F", call)
 
 
 def offer_function(name: str, func: Callable[..., Any]) -> None:

@@ -49,6 +49,7 @@ __all__ = [
     "has_state",
     "load_object",
     "member_of",
+    "needs_torch",
     "offer_class",
     "register_class",
     "save_object",
@@ -66,16 +67,23 @@ _classes: dict[str, type] = {}
 _open: set[type] = set()
 """Every class that was registered; of a module that is reloaded, the former one too."""
 
+_with_torch: set[type] = set()
+"""Those whose objects use the process group of torch."""
+
 
 # Classes ---------------------------------------------------------------------------------
 
 
-def register_class(name: str, *, override: bool = False) -> Callable[[_Class], _Class]:
+def register_class(
+    name: str, *, override: bool = False, torch: bool = False
+) -> Callable[[_Class], _Class]:
     """Registers a class, of which sessions may make objects; a decorator.
 
     Args:
         name: The name for ``session.create``, such as ``"my.Model"``.
         override: Replace a class of that name instead of refusing.
+        torch: Whether each worker has the process group of torch before it makes an object, as
+            by ``current_worker().torch_group()``; all workers must make the first one together.
 
     Raises:
         ValueError: Another class has that name, or it is no name.
@@ -101,9 +109,16 @@ def register_class(name: str, *, override: bool = False) -> Callable[[_Class], _
             raise ValueError(msg)  # noqa: TRY004  (as for a name that is none)
         enter_name(_classes, name, kind, override=override)
         _open.add(kind)
+        if torch:
+            _with_torch.add(kind)
         return kind
 
     return register
+
+
+def needs_torch(kind: type) -> bool:
+    """Whether the process group of torch has to be there before objects of a class are."""
+    return kind in _with_torch
 
 
 def offer_class(name: str, kind: type) -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import struct
-from contextlib import AbstractContextManager
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,14 +22,16 @@ import numpy as np
 
 from disco_client.text import name_workers
 from disco_server.collectives.types import UnavailableError
+from disco_server.rank.torch_watch import TorchWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from disco_client.wire.values import Device
     from disco_server.collectives.process_groups import ProcessGroups
+    from disco_server.rank.signals import CallGuard
 
-__all__ = ["TorchRank", "data_address", "interface_of", "torch_environment"]
+__all__ = ["TorchRank", "data_address", "interface_of", "process_group", "torch_environment"]
 
 
 _TOLD_BYTES = 1024
@@ -45,6 +47,10 @@ class _Place(Protocol):
     @property
     def torch(self) -> TorchRank | None:
         """What it keeps for torch; None for a thread."""
+        ...
+
+    def lost(self, message: str) -> None:
+        """Ends the process."""
         ...
 
 
@@ -66,7 +72,7 @@ class _Rank(Protocol):
         ...
 
     @property
-    def guard(self) -> AbstractContextManager[None]:
+    def guard(self) -> CallGuard:
         """Entered for work that no interrupt breaks off."""
         ...
 
@@ -87,6 +93,7 @@ class TorchRank:
         environment: What torch needs to find the others; empty before it is made.
         store: The server on rank 0, a client of it elsewhere; None before.
         groups: How many groups were made.
+        watch: Sees to it that no rank waits for ever in a group; None before there is one.
     """
 
     def __init__(self, local_rank: int, local_workers: int, data_host: str = "") -> None:
@@ -96,6 +103,7 @@ class TorchRank:
         self.environment: Mapping[str, str] = {}
         self.store: Any = None
         self.groups = 0
+        self.watch: TorchWatch | None = None
 
 
 def torch_environment(worker: _Rank) -> dict[str, str]:
@@ -120,6 +128,62 @@ def torch_environment(worker: _Rank) -> dict[str, str]:
     if not state.environment:
         _open_store(worker, state)
     return dict(state.environment)
+
+
+def process_group(worker: _Rank, backend: str | None = None) -> Any:
+    """The process group of torch whose ranks are those of the session; see `Worker.torch_group`.
+
+    Args:
+        worker: This rank.
+        backend: As for ``init_process_group``; None for what fits the rank's device.
+
+    Raises:
+        UnavailableError: There can be none, or the ranks want different backends.
+        AbortedError: Another rank cannot come.
+    """
+    state = _state_of(worker)
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return dist.group.WORLD
+    environment = torch_environment(worker)
+    on_gpu = worker.device.kind != "cpu"
+    wanted = backend or ("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    told = _tell_all(worker, {"backend": wanted[:_MOST_TEXT], "groups": state.groups})
+    _check_backends([each["backend"] for each in told])
+    # What an earlier group has written must not be read by this one, on no rank.
+    state.groups = max(each["groups"] for each in told) + 1
+    os.environ.update(environment)
+    with worker.guard:  # torch does not undo a part of it
+        import torch
+        import torch.distributed as dist
+
+        if on_gpu:
+            torch.cuda.set_device(worker.device.index)
+        dist.init_process_group(
+            wanted,
+            store=dist.PrefixStore(f"disco/{state.groups}", state.store),
+            rank=worker.worker_id,
+            world_size=worker.num_workers,
+        )
+        if state.watch is None:
+            place = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+            end = worker.place.lost
+            state.watch = TorchWatch(worker.worker_id, worker.guard, _connect(*place), end)
+    return dist.group.WORLD
+
+
+def _check_backends(wanted: Sequence[str]) -> None:
+    """Raises the same on all ranks where they want different backends."""
+    if len(set(wanted)) > 1:
+        parties = {
+            each: [rank for rank, other in enumerate(wanted) if other == each] for each in wanted
+        }
+        said = ", ".join(f"{each!r} on {name_workers(who)}" for each, who in parties.items())
+        msg = (
+            f"expected the same backend on all workers, got {said}: name it, as in"
+            " worker.torch_group('gloo')"
+        )
+        raise UnavailableError(msg)
 
 
 def _state_of(worker: _Rank) -> TorchRank:

@@ -35,7 +35,7 @@ from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.interrupts import Interruption
 from disco_server.rank.registers import RegisterFile, is_any_array
 from disco_server.rank.signals import CallGuard
-from disco_server.rank.torch_group import TorchRank
+from disco_server.rank.torch_group import TorchRank, process_group
 from disco_server.settings import DEBUG, GPU_LIBRARIES, MAX_REGISTERS
 
 if TYPE_CHECKING:
@@ -496,6 +496,17 @@ class Worker:
         if self._groups is not None:
             self._groups.cannot_enter(seq)
 
+    def failed(self, seq: int) -> None:
+        """Notifies the peers that a command has failed here, also those that wait in torch."""
+        self.cannot_enter(seq)
+        if self.place.torch is not None and self.place.torch.watch is not None:
+            self.place.torch.watch.leave(seq)
+
+    def cause_of(self, seq: int, error: BaseException) -> BaseException:
+        """What to report of a command that raised: the same, or what it follows from in torch."""
+        torch = self.place.torch
+        return error if torch is None or torch.watch is None else torch.watch.explain(seq, error)
+
     def poll(self) -> bool:
         """Continues what :meth:`cannot_enter` began; whether to call it again soon."""
         if self._groups is None:
@@ -621,6 +632,36 @@ class Worker:
             AbortedError: Another worker cannot enter; nothing was made.
         """
         return self._usable().teams.make(lines)
+
+    def torch_group(self, backend: str | None = None) -> Any:
+        """The process group of torch whose ranks are all workers of the session, in their order.
+
+        The first call makes it, by ``torch.distributed.init_process_group``, and puts what
+        torchrun would put into ``os.environ`` there; all workers of the session must make it in
+        the same command. It is torch's default group, so all of ``torch.distributed`` works from
+        then on. It ends with the worker's process.
+
+        Args:
+            backend: As of ``init_process_group``; None for ``"gloo"`` where the worker computes
+                on a CPU, and ``"cpu:gloo,cuda:nccl"`` on a GPU, which becomes torch's current one.
+
+        Returns:
+            ``torch.distributed.group.WORLD``.
+
+        Raises:
+            UnavailableError: The workers are threads of one process, torch is missing on one of
+                them, they want different backends, or there is no address that all of them reach.
+            AbortedError: Another worker cannot come.
+
+        Examples:
+            >>> import disco_server
+            >>> @disco_server.register_func("docs.rank_in_torch")
+            ... def rank_in_torch():
+            ...     return disco_server.current_worker().torch_group().rank()
+            >>> session.get_global_func("docs.rank_in_torch")().get_all()  # doctest: +SKIP
+            [0, 1, 2, 3]
+        """
+        return process_group(self, backend)
 
     def compare_shapes(self, enabled: bool) -> None:
         """Makes collectives refuse arrays whose shapes differ, though they have as many elements.

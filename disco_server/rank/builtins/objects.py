@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from disco_server.rank.functions import register_func
-from disco_server.rank.objects import find_class, member_of
+from disco_server.rank.objects import find_class, member_of, needs_torch
 from disco_server.rank.worker import current_worker
 
 __all__: list[str] = []
@@ -23,6 +23,8 @@ def create_object(name: str, /, *args: Any, **keywords: Any) -> Any:
     worker = current_worker()
     kind = find_class(name, worker.allow_modules)
     worker.audit("object created", name, "")
+    if needs_torch(kind):
+        worker.torch_group()
     return kind(*args, **keywords)
 
 

@@ -1,0 +1,134 @@
+"""What becomes of a rank in a collective of torch that another rank does not enter.
+
+Torch does not compare calls before data moves, so such a rank waits for as long as torch's time
+limit is, half an hour by default, in code that no interrupt reaches. A rank whose command fails
+notes that in torch's store. One that has been in torch in the same command for some seconds looks
+there, and ends as where any collective library is lost: torch has no way to end the wait alone.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from disco_client.clock import monotonic
+from disco_server.collectives.types import AbortedError
+
+if TYPE_CHECKING:
+    from disco_server.rank.signals import CallGuard
+
+__all__ = ["TorchWatch"]
+
+_WHAT: Final = "a collective of torch"
+_NONE: Final = -1
+_LOOK_S = 0.5
+_STUCK_S = 2.0
+"""For how long a rank is in torch before it looks whether others have left."""
+
+_CAUSE_S = 3.0
+"""How long a failure of torch is kept back for its cause: who watches a process that was killed
+learns of its end later than its peers, whose connections to it break."""
+
+_PAUSE_S = 0.25
+_BROKEN = re.compile(r"gloo|nccl|connection (closed|reset) by peer", re.IGNORECASE)
+
+
+class TorchWatch:
+    """Watches one rank that has a process group of torch.
+
+    Args:
+        worker: The rank; the thread that makes this is the one that runs its calls.
+        guard: Says which command it executes.
+        store: A client of torch's store that nothing else uses.
+        end: Ends the rank, with a message that says why.
+
+    Raises:
+        RuntimeError: The system starts no thread.
+    """
+
+    def __init__(
+        self, worker: int, guard: CallGuard, store: Any, end: Callable[[str], object]
+    ) -> None:
+        self._me, self._guard, self._store, self._end = worker, guard, store, end
+        self._watched = threading.get_ident()
+        self._clock = threading.Event()
+        self._broken = False
+        threading.Thread(target=self._watch, name="disco-torch", daemon=True).start()
+
+    def leave(self, seq: int) -> None:
+        """Tells the other ranks that a command has failed on this one."""
+        self._ask(lambda: self._store.set(_key(seq), str(self._me)))
+
+    def explain(self, seq: int, error: BaseException) -> BaseException:
+        """Finds the cause of a command's failure, where that is one of torch.
+
+        Where a rank was killed this one is ended while it waits.
+
+        Args:
+            seq: The command.
+            error: What was raised.
+
+        Returns:
+            What is to be reported: the same, or that another rank failed before.
+        """
+        if not isinstance(error, RuntimeError) or not _BROKEN.search(str(error)):
+            return error
+        until = monotonic() + _CAUSE_S
+        while monotonic() < until:
+            self._clock.wait(_PAUSE_S)
+            who = self._who_left(seq)
+            if who not in (_NONE, self._me):
+                caused = AbortedError((who,), seq, _WHAT)
+                return caused.with_traceback(error.__traceback__)
+        return error
+
+    def _watch(self) -> None:
+        seen, since = _NONE, 0.0
+        while not self._clock.wait(_LOOK_S):
+            waits = self._guard.calling and self._is_in_torch()
+            seq, now = self._guard.position if waits else _NONE, monotonic()
+            if seq != seen:
+                seen, since = seq, now
+            elif seq != _NONE and now - since >= _STUCK_S:
+                who = self._who_left(seq)
+                if who not in (_NONE, self._me):
+                    self._end(
+                        f"worker {self._me} waits in torch in command #{seq}, which failed on"
+                        f" worker {who}; torch has no way to end that, so the worker ends"
+                    )
+
+    def _is_in_torch(self) -> bool:
+        """Whether the rank is in a function of torch that may wait for other ranks."""
+        frame: FrameType | None = sys._current_frames().get(self._watched)  # noqa: SLF001  (public)
+        while frame is not None:
+            module = str(frame.f_globals.get("__name__", ""))
+            if module.startswith(("torch.distributed", "torch.autograd")):
+                return True
+            if not module.startswith("torch."):
+                break
+            frame = frame.f_back
+        return False
+
+    def _who_left(self, seq: int) -> int:
+        """The rank that said last that this command has failed there."""
+        key = _key(seq)
+        told: Any = self._ask(lambda: self._store.check([key]) and self._store.get(key))
+        return int(told) if told else _NONE
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Asks the store; nothing any more where it is gone, because rank 0 has ended."""
+        if self._broken:
+            return None
+        try:
+            return question()
+        except RuntimeError:
+            self._broken = True
+            return None
+
+
+def _key(seq: int) -> str:
+    return f"disco/failed/{seq}"
