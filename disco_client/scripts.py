@@ -124,9 +124,7 @@ def _await_ends(run: DRef, num_workers: int, ends: list[_ScriptEnd]) -> None:
             deadline = Deadline(_OTHERS_S)
 
 
-def _put(
-    done: SimpleQueue[tuple[int, RefFuture]], worker: int, future: RefFuture
-) -> None:
+def _put(done: SimpleQueue[tuple[int, RefFuture]], worker: int, future: RefFuture) -> None:
     done.put((worker, future))
 
 

@@ -15,9 +15,9 @@ from disco_client.clock import monotonic
 from disco_client.errors import ConfigError, DiscoError, SessionLost
 from disco_client.main_program import exit_status, in_place_of_main, traceback_from
 from disco_server.cli.options import (
-    EXIT_FAILED,
     Controller,
     dial_options,
+    exit_code_of,
     json_option,
     report_errors,
     say,
@@ -186,11 +186,10 @@ def _run_on_all(script: Path, arguments: tuple[str, ...], session: Session) -> i
     except KeyboardInterrupt:
         say("disco: Ctrl-C has ended the script on all workers", err=True)
         return 128 + signal.SIGINT
-    except SessionLost as error:
-        say(f"disco: {error}", err=True)  # with the last lines of the worker
-        return EXIT_FAILED
     except DiscoError as error:
-        say(f"disco: {str(error) if wants_all() else str(error).splitlines()[0]}", err=True)
-        return EXIT_FAILED
+        # Of a lost worker the last lines are wanted as well.
+        whole = isinstance(error, SessionLost) or wants_all()
+        say(f"disco: {error if whole else str(error).splitlines()[0]}", err=True)
+        return exit_code_of(error)
     finally:
         session.shutdown()

@@ -1,8 +1,13 @@
 """Data-parallel training by torch's DistributedDataParallel: each rank has a part of each batch.
 
-    torchrun --standalone --nproc-per-node 4 ddp.py
-    disco run --torch --workers 4 ddp.py
+torchrun --standalone --nproc-per-node 4 ddp.py
+disco run --torch --workers 4 ddp.py
 """
+
+# Where torch is not installed, nothing is known of its types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 

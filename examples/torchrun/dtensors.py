@@ -1,8 +1,13 @@
 """Tensor-parallel training by torch's DTensor: each rank has a part of the hidden units.
 
-    torchrun --standalone --nproc-per-node 4 dtensors.py
-    disco run --torch --workers 4 dtensors.py
+torchrun --standalone --nproc-per-node 4 dtensors.py
+disco run --torch --workers 4 dtensors.py
 """
+
+# Where torch is not installed, nothing is known of its types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 

@@ -8,6 +8,11 @@ Each rank has a part of each weight, of its gradient and of the optimiser's stat
 All ranks have to see the folder, by the same path.
 """
 
+# Where torch is not installed, nothing is known of its types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,10 @@
 """The network that the scripts beside train, its batches, and its training in one process."""
 
+# Where torch is not installed, nothing is known of its types.
+# pyright: reportMissingImports=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

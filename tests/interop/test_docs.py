@@ -38,12 +38,14 @@ def test_the_program_in_the_page_prints_what_the_page_says(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_script_of_torchrun_prints_on_the_workers_what_the_page_says(tmp_path):
-    """By the command of the page, in a cluster of two nodes; but for the node that runs the rank."""
+    """By the command of the page; only which node has the rank may differ."""
     pytest.importorskip("torch", reason="needs torch: `make interop`")
     page = (ROOT / "docs" / "coming-from-torch-distributed.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```python\n(# ddp\.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "ddp.py").write_text(text, encoding="utf-8")
-    (words, printed) = re.search(r"^\$ disco (local .* ddp\.py 100)\n(.*\n)", page, re.MULTILINE).groups()
+    (words, printed) = re.search(
+        r"^\$ disco (local .* ddp\.py 100)\n(.*\n)", page, re.MULTILINE
+    ).groups()
     main = [sys.executable, "-m", "disco_server.cli.main"]
     local, run = words.split(" -- disco ")
     env = {key: value for key, value in os.environ.items() if not key.startswith("DISCO_")}
