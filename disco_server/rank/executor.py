@@ -47,6 +47,7 @@ from disco_server.rank.coroutines import finished
 from disco_server.rank.errors import (
     ArgumentRefused,
     FunctionMissing,
+    brief,
     describe_failure,
     opaque_of,
     repr_of,
@@ -917,8 +918,16 @@ class Executor:
         encode_failure(reply.failure, failure, kind)
         # Sent before peers are released, so that the cause arrives first.
         self._send(reply, seq)
-        self._worker.failed(seq)
+        self._worker.failed(seq, _cause(failure))
         return Poison(failure, kind)
+
+
+def _cause(failure: RemoteFailure) -> str:
+    """What was raised and where, in one line, for peers that wait in another library."""
+    lines = [line.strip() for line in failure.traceback.splitlines()]
+    places = [line for line in lines if line.startswith("File ")]
+    what = ": ".join(filter(None, (failure.exception, failure.message)))
+    return brief(f"{what} ({places[-1]})" if places else what)
 
 
 def _run_anyway(func: Callable[..., Any], /, *args: Any, **named: Any) -> Any:

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from disco_client.wire.values import Device
     from disco_server.collectives.process_groups import ProcessGroups
+    from disco_server.observe.flight import FlightRecorder
     from disco_server.rank.signals import CallGuard
 
 __all__ = ["TorchRank", "data_address", "interface_of", "process_group", "torch_environment"]
@@ -60,6 +62,7 @@ class _Rank(Protocol):
     worker_id: int
     num_workers: int
     session_name: str
+    flight: FlightRecorder
 
     @property
     def place(self) -> _Place:
@@ -167,9 +170,15 @@ def process_group(worker: _Rank, backend: str | None = None) -> Any:
         )
         if state.watch is None:
             place = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-            end = worker.place.lost
+            end = partial(_end, worker)
             state.watch = TorchWatch(worker.worker_id, worker.guard, _connect(*place), end)
     return dist.group.WORLD
+
+
+def _end(worker: _Rank, why: str) -> None:
+    """Ends this rank, whose wait in torch has no other end."""
+    worker.flight.explain_end(why)
+    worker.place.lost(f"worker {worker.worker_id} {why}")
 
 
 def _check_backends(wanted: Sequence[str]) -> None:

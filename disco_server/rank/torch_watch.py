@@ -8,6 +8,7 @@ there, and ends as where any collective library is lost: torch has no way to end
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import threading
@@ -29,6 +30,9 @@ _LOOK_S = 0.5
 _STUCK_S = 2.0
 """For how long a rank is in torch before it looks whether others have left."""
 
+_LAST_S = 1.5
+"""How much longer rank 0 is, whose process has the store that the others look into."""
+
 _CAUSE_S = 3.0
 """How long a failure of torch is kept back for its cause: who watches a process that was killed
 learns of its end later than its peers, whose connections to it break."""
@@ -44,7 +48,7 @@ class TorchWatch:
         worker: The rank; the thread that makes this is the one that runs its calls.
         guard: Says which command it executes.
         store: A client of torch's store that nothing else uses.
-        end: Ends the rank, with a message that says why.
+        end: Ends the rank, with a text that follows its name and says why.
 
     Raises:
         RuntimeError: The system starts no thread.
@@ -59,9 +63,15 @@ class TorchWatch:
         self._broken = False
         threading.Thread(target=self._watch, name="disco-torch", daemon=True).start()
 
-    def leave(self, seq: int) -> None:
-        """Tells the other ranks that a command has failed on this one."""
-        self._ask(lambda: self._store.set(_key(seq), str(self._me)))
+    def leave(self, seq: int, why: str) -> None:
+        """Tells the other ranks that a command has failed on this one.
+
+        Args:
+            seq: The command.
+            why: What it raised, and where.
+        """
+        said = json.dumps([self._me, why])
+        self._ask(lambda: self._store.set(_key(seq), said))
 
     def explain(self, seq: int, error: BaseException) -> BaseException:
         """Finds the cause of a command's failure, where that is one of torch.
@@ -80,25 +90,26 @@ class TorchWatch:
         until = monotonic() + _CAUSE_S
         while monotonic() < until:
             self._clock.wait(_PAUSE_S)
-            who = self._who_left(seq)
-            if who not in (_NONE, self._me):
-                caused = AbortedError((who,), seq, _WHAT)
+            left = self._who_left(seq)
+            if left is not None:
+                caused = AbortedError((left[0],), seq, _WHAT)
                 return caused.with_traceback(error.__traceback__)
         return error
 
     def _watch(self) -> None:
+        stuck_s = _STUCK_S if self._me else _STUCK_S + _LAST_S
         seen, since = _NONE, 0.0
         while not self._clock.wait(_LOOK_S):
             waits = self._guard.calling and self._is_in_torch()
             seq, now = self._guard.position if waits else _NONE, monotonic()
             if seq != seen:
                 seen, since = seq, now
-            elif seq != _NONE and now - since >= _STUCK_S:
-                who = self._who_left(seq)
-                if who not in (_NONE, self._me):
+            elif seq != _NONE and now - since >= stuck_s:
+                left = self._who_left(seq)
+                if left is not None:
                     self._end(
-                        f"worker {self._me} waits in torch in command #{seq}, which failed on"
-                        f" worker {who}; torch has no way to end that, so the worker ends"
+                        f"was ended because it waited in torch for worker {left[0]}, on which"
+                        f" command #{seq} failed: {left[1]}"
                     )
 
     def _is_in_torch(self) -> bool:
@@ -113,11 +124,12 @@ class TorchWatch:
             frame = frame.f_back
         return False
 
-    def _who_left(self, seq: int) -> int:
-        """The rank that said last that this command has failed there."""
+    def _who_left(self, seq: int) -> tuple[int, str] | None:
+        """Another rank that said that this command has failed there, and why; None for none."""
         key = _key(seq)
         told: Any = self._ask(lambda: self._store.check([key]) and self._store.get(key))
-        return int(told) if told else _NONE
+        who, why = json.loads(told) if told else (self._me, "")
+        return None if who == self._me else (who, why)
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         """Asks the store; nothing any more where it is gone, because rank 0 has ended."""

@@ -496,11 +496,11 @@ class Worker:
         if self._groups is not None:
             self._groups.cannot_enter(seq)
 
-    def failed(self, seq: int) -> None:
+    def failed(self, seq: int, why: str) -> None:
         """Notifies the peers that a command has failed here, also those that wait in torch."""
         self.cannot_enter(seq)
         if self.place.torch is not None and self.place.torch.watch is not None:
-            self.place.torch.watch.leave(seq)
+            self.place.torch.watch.leave(seq, why)
 
     def cause_of(self, seq: int, error: BaseException) -> BaseException:
         """What to report of a command that raised: the same, or what it follows from in torch."""

@@ -16,6 +16,7 @@ from disco_server.worker.array_server import (
     ArrayService,
     MemoryService,
     choose_address,
+    data_host,
     make_array_server,
 )
 from disco_server.worker.array_store import ArrayStore
@@ -57,6 +58,22 @@ def test_a_port_that_others_could_listen_in_at_stays_closed(caplog):
         pytest.skip("this machine has no route to elsewhere")
     assert make_array_server(None, far, STORE) is None
     assert "arrays through the controller" in caplog.text
+
+
+@pytest.mark.parametrize("listen", [None, "0.0.0.0:7602", "[::]:7602", "unix:/run/arrays"])
+def test_what_is_no_address_to_connect_to_is_none_of_ranks(listen):
+    """They have the one on the way to the controller then, and none where that is near."""
+    given = listen and Address.parse(listen)
+    assert data_host(given, Address.parse(NEAR[1])) == ""
+    far = Address("203.0.113.7", 7600)
+    chosen = choose_address(far)
+    assert data_host(given, far) == (chosen.host if chosen else "")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.4", "2001:db8::4", "node-a.example"])
+def test_the_host_for_arrays_is_that_of_ranks_too(host):
+    """As a person has configured it, however near the controller is."""
+    assert data_host(Address(host, 0), Address.parse(NEAR[1])) == host
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "unix:/run/arrays"])
