@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,7 +44,7 @@ _MOST_TEXT = 600
 _LOOPBACK = "127.0.0.1"
 
 
-class _Place(Protocol):
+class _TorchPlace(Protocol):
     """Where a rank computes."""
 
     @property
@@ -56,7 +57,7 @@ class _Place(Protocol):
         ...
 
 
-class _Rank(Protocol):
+class _TorchWorker(Protocol):
     """What is needed of a `Worker`."""
 
     worker_id: int
@@ -65,7 +66,7 @@ class _Rank(Protocol):
     flight: FlightRecorder
 
     @property
-    def place(self) -> _Place:
+    def place(self) -> _TorchPlace:
         """Where it computes."""
         ...
 
@@ -109,7 +110,7 @@ class TorchRank:
         self.watch: TorchWatch | None = None
 
 
-def torch_environment(worker: _Rank) -> dict[str, str]:
+def torch_environment(worker: _TorchWorker) -> dict[str, str]:
     """What torchrun would put into the environment of this rank; it is not put there.
 
     The first call makes the store that all process groups of the session meet in, and every
@@ -133,7 +134,7 @@ def torch_environment(worker: _Rank) -> dict[str, str]:
     return dict(state.environment)
 
 
-def process_group(worker: _Rank, backend: str | None = None) -> Any:
+def process_group(worker: _TorchWorker, backend: str | None = None) -> Any:
     """The process group of torch whose ranks are those of the session; see `Worker.torch_group`.
 
     Args:
@@ -157,11 +158,9 @@ def process_group(worker: _Rank, backend: str | None = None) -> Any:
     state.groups = max(each["groups"] for each in told) + 1
     os.environ.update(environment)
     with worker.guard:  # torch does not undo a part of it
-        import torch
-        import torch.distributed as dist
-
+        dist = import_module("torch.distributed")
         if on_gpu:
-            torch.cuda.set_device(worker.device.index)
+            import_module("torch.cuda").set_device(worker.device.index)
         dist.init_process_group(
             wanted,
             store=dist.PrefixStore(f"disco/{state.groups}", state.store),
@@ -175,7 +174,7 @@ def process_group(worker: _Rank, backend: str | None = None) -> Any:
     return dist.group.WORLD
 
 
-def _end(worker: _Rank, why: str) -> None:
+def _end(worker: _TorchWorker, why: str) -> None:
     """Ends this rank, whose wait in torch has no other end."""
     worker.flight.explain_end(why)
     worker.place.lost(f"worker {worker.worker_id} {why}")
@@ -195,7 +194,7 @@ def _check_backends(wanted: Sequence[str]) -> None:
         raise UnavailableError(msg)
 
 
-def _state_of(worker: _Rank) -> TorchRank:
+def _state_of(worker: _TorchWorker) -> TorchRank:
     state = worker.place.torch
     if state is None:
         msg = (
@@ -207,7 +206,7 @@ def _state_of(worker: _Rank) -> TorchRank:
     return state
 
 
-def _open_store(worker: _Rank, state: TorchRank) -> None:
+def _open_store(worker: _TorchWorker, state: TorchRank) -> None:
     """Makes the store on rank 0, and finds it on the others."""
     mine: dict[str, Any] = {}
     store: Any = None
@@ -216,8 +215,7 @@ def _open_store(worker: _Rank, state: TorchRank) -> None:
     )
     try:
         with worker.guard:  # a module whose import was broken off cannot be imported again
-            import torch.distributed as dist
-
+            dist = import_module("torch.distributed")
             if not problem and worker.worker_id == 0:
                 store, port = _serve(dist, host)
                 mine = {"host": host, "port": port}
@@ -260,8 +258,7 @@ def _connect(host: str, port: int) -> Any:
     Raises:
         UnavailableError: It cannot be reached.
     """
-    import torch.distributed as dist
-
+    dist: Any = import_module("torch.distributed")
     try:
         return dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
     except RuntimeError as error:
@@ -273,7 +270,7 @@ def _connect(host: str, port: int) -> Any:
         raise UnavailableError(msg) from None
 
 
-def _tell_all(worker: _Rank, mine: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+def _tell_all(worker: _TorchWorker, mine: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Exchanges a little between all ranks, in their order."""
     text = json.dumps(mine).encode()
     row = np.frombuffer(text.ljust(_TOLD_BYTES, b" ")[:_TOLD_BYTES], np.uint8)
@@ -293,7 +290,7 @@ def _check(told: Sequence[Mapping[str, Any]]) -> None:
         raise UnavailableError(f"torch has no process group on these workers: {why}")
 
 
-def _variables(worker: _Rank, state: TorchRank, host: str, port: int) -> dict[str, str]:
+def _variables(worker: _TorchWorker, state: TorchRank, host: str, port: int) -> dict[str, str]:
     own, _ = data_address(state.data_host, one_machine=state.local_workers == worker.num_workers)
     out = {
         "RANK": str(worker.worker_id),
