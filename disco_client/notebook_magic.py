@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import queue
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
+from disco_client.awaited_lines import AwaitedLines
 from disco_client.call_sites import pass_over
 from disco_client.cells import file_of_text
 from disco_client.core import core_of
 from disco_client.errors import ConfigError, DiscoError, RemoteError
 from disco_client.modules import bring
-from disco_client.output import PrintedLines
 from disco_client.session import Session, open_sessions
 from disco_client.sources import described
-from disco_client.waiting import Deadline
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -104,27 +101,19 @@ class _Output:
 
     def __init__(self, core: SessionCore) -> None:
         self.expected: DRef | None = None
-        self._printed = core.part(PrintedLines)
-        self._lines: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._printed = AwaitedLines(core)
 
     def __enter__(self) -> Self:
-        self._printed.on_lines = lambda worker, count: self._lines.put((worker, count))
+        self._printed.__enter__()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # What else ends the block, such as Ctrl-C, may leave workers at work.
         is_over = error is None or isinstance(error, RemoteError)
         if self._printed.shown and is_over and self.expected is not None:
-            with contextlib.suppress(DiscoError, queue.Empty):
-                self._await(dict(enumerate(self.expected.get_all())))
-        self._printed.on_lines = lambda _worker, _count: None
-
-    def _await(self, missing: dict[int, int]) -> None:
-        """Waits for so many lines of each worker, some of which may be dropped on their way."""
-        deadline = Deadline(_OUTPUT_S)
-        while any(count > 0 for count in missing.values()):
-            worker, count = self._lines.get(timeout=deadline.remaining())
-            missing[worker] = missing.get(worker, 0) - count
+            with contextlib.suppress(DiscoError):
+                self._printed.wait(dict(enumerate(self.expected.get_all())), _OUTPUT_S)
+        self._printed.__exit__(kind, error, trace)
 
 
 def _name_of_cell(shell: Any) -> str:

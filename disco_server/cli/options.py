@@ -46,6 +46,7 @@ __all__ = [
     "config_option",
     "credential_options",
     "dial_options",
+    "exit_code_of",
     "fail",
     "json_option",
     "keep_examples",
@@ -355,7 +356,12 @@ def fail(error: DiscoError) -> NoReturn:
     if wants_all():
         say("".join(traceback.format_exception(error)).rstrip(), err=True)
     say(f"{name or 'disco'}: {lines[0]}", err=True)
-    raise SystemExit(next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_FAILED))
+    raise SystemExit(exit_code_of(error))
+
+
+def exit_code_of(error: DiscoError) -> int:
+    """The exit code of a command that ends with an error."""
+    return next((code for kind, code in _EXITS if isinstance(error, kind)), EXIT_FAILED)
 
 
 def wants_all() -> bool:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
 import traceback
-from collections.abc import Generator
 from pathlib import Path
-from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from disco_client.clock import monotonic
-from disco_client.errors import ConfigError, DiscoError
+from disco_client.errors import ConfigError, DiscoError, SessionLost
+from disco_client.main_program import exit_status, in_place_of_main, traceback_from
 from disco_server.cli.options import (
     Controller,
     dial_options,
+    exit_code_of,
     json_option,
     report_errors,
     say,
@@ -59,6 +58,13 @@ __all__ = ["run"]
     help="Wait so long for slots.",
 )
 @click.option("--logs/--no-logs", default=True, help="Show what workers print, or do not.")
+@click.option(
+    "--torch",
+    "on_all",
+    is_flag=True,
+    help="Run a script of torchrun's, on every worker. Needs torch there, also for a script that "
+    "does not import it.",
+)
 @json_option("Print one JSON object on standard error at the end, with session and exit code.")
 @click.argument("script", type=click.Path(dir_okay=False, exists=True, path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -67,6 +73,7 @@ __all__ = ["run"]
 def run(
     script: Path,
     arguments: tuple[str, ...],
+    on_all: bool,
     as_json: bool,
     controller: Controller,
     **wanted: Any,
@@ -83,12 +90,24 @@ def run(
     folder there:
 
         disco local --slots 4 -- disco run --workers 4 train.py
+
+    With --torch every worker runs SCRIPT by itself, as torchrun starts it, and there is no
+    global ``session``. It is sent to the workers, with what it imports from its folder, so
+    their daemons must allow that: disco-worker --allow-load uploads. The exit code is that
+    of the worker on which it failed first:
+
+        disco run --torch --workers 4 ddp.py --epochs 3
     """
     code = _compile(script)
     started = monotonic()
     wanted["name"] = wanted["name"] or script.stem
+    if on_all:
+        wanted["hang_report"] = None  # one command takes as long as the script
     session = controller.open_session(**wanted)
-    status = _run(code, script, arguments, session)
+    if on_all:
+        status = _run_on_all(script, arguments, session)
+    else:
+        status = _run(code, script, arguments, session)
     if as_json:
         found = {
             "session": session.session_id,
@@ -123,7 +142,8 @@ def _compile(script: Path) -> object:
 
 def _run(code: object, script: Path, arguments: tuple[str, ...], session: Session) -> int:
     """Runs a script in a session, which ends with it; returns the exit code."""
-    with _in_place_of_main(script, arguments) as main:
+    argv, folder = [str(script), *arguments], str(script.resolve().parent)
+    with in_place_of_main(str(script), argv, folder) as main:
         main["session"] = session
         try:
             with session:
@@ -139,39 +159,37 @@ def _run(code: object, script: Path, arguments: tuple[str, ...], session: Sessio
     return 0
 
 
-@contextlib.contextmanager
-def _in_place_of_main(script: Path, arguments: tuple[str, ...]) -> Generator[dict[str, Any]]:
-    """Sets up the process as if Python itself ran a script; yields the script's globals."""
-    main = ModuleType("__main__")
-    main.__dict__.update(__file__=str(script), __builtins__=__builtins__)
-    before = sys.modules["__main__"], sys.argv, sys.path
-    sys.modules["__main__"] = main
-    sys.argv = [str(script), *arguments]
-    sys.path = [str(script.resolve().parent), *sys.path]
-    try:
-        yield main.__dict__
-    finally:
-        sys.modules["__main__"], sys.argv, sys.path = before
-
-
 def _exit_code(code: object) -> int:
     """What Python makes of the argument of sys.exit()."""
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    click.echo(code, err=True)
-    return 1
+    status, text = exit_status(code)
+    if text:
+        click.echo(text, err=True)
+    return status
 
 
 def _show(error: BaseException, script: str) -> None:
     """Prints an exception as Python does, from the script on."""
     sys.stdout.flush()
-    frames: TracebackType | None = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != script:
-        frames = frames.tb_next
-    if frames is None and isinstance(error, DiscoError):
+    text = traceback_from(error, script)
+    if text is None and isinstance(error, DiscoError):
         # It was found at the session's end, not by a line of the script.
-        say(f"disco: {error}", err=True)
-    else:
-        say("".join(traceback.format_exception(type(error), error, frames)).rstrip("\n"), err=True)
+        text = f"disco: {error}"
+    say(text or "".join(traceback.format_exception(error)).rstrip("\n"), err=True)
+
+
+def _run_on_all(script: Path, arguments: tuple[str, ...], session: Session) -> int:
+    """Runs a script on every worker of a session, which ends with it; returns the exit code."""
+    from disco_client.scripts import run_script  # --help loads none of it
+
+    try:
+        return run_script(session, script, arguments)
+    except KeyboardInterrupt:
+        say("disco: Ctrl-C has ended the script on all workers", err=True)
+        return 128 + signal.SIGINT
+    except DiscoError as error:
+        # Of a lost worker the last lines are wanted as well.
+        whole = isinstance(error, SessionLost) or wants_all()
+        say(f"disco: {error if whole else str(error).splitlines()[0]}", err=True)
+        return exit_code_of(error)
+    finally:
+        session.shutdown()

@@ -33,6 +33,7 @@ __all__ = [
     "GROUP",
     "PACKAGE",
     "compile_cell",
+    "compile_script",
     "digest_of",
     "import_brought",
     "import_in_child",
@@ -351,6 +352,23 @@ def compile_cell(path: Path, digest: str, name: str) -> tuple[CodeType, CodeType
     del tree.body[-1]
     value = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
     return compile(tree, name, "exec", dont_inherit=True), value
+
+
+def compile_script(path: Path, digest: str, name: str) -> CodeType:
+    """Compiles a file as Python does the one that it runs.
+
+    Args:
+        path: The file, without links.
+        digest: The SHA-256 of its content, in hexadecimal.
+        name: The name of the file at the client, for tracebacks.
+
+    Raises:
+        FileRefused: The content is not that of the digest.
+        SyntaxError: It is no Python.
+    """
+    source = _read(path, digest)
+    _show_in_tracebacks(source, name)
+    return compile(source, name, "exec", dont_inherit=True)
 
 
 def _show_in_tracebacks(source: bytes, name: str) -> None:

@@ -64,6 +64,7 @@ ELSEWHERE = {
     "docs/coming-from-tvm.md:my_worker.py": "test_coming_from_tvm.py",
     "docs/coming-from-heat.md:heat_mean.py": "needs Heat and MPI",
     "docs/coming-from-monarch.md:monarch_counters.py": "needs Monarch",
+    "docs/coming-from-torch-distributed.md:ddp.py": "tests/interop/test_docs.py",
     "docs/functions.md:averaging.py": "tests/interop/test_docs.py",
     "docs/functions.md:program.py": "tests/interop/test_docs.py",
     "docs/llm.md:ask.py": "tests/llm/test_service.py asks with the same client",

@@ -1,4 +1,4 @@
-"""The program of docs/functions.md with tensors of torch, typed as written."""
+"""The programs of the pages that need torch on the workers, typed as written."""
 
 from __future__ import annotations
 
@@ -34,3 +34,29 @@ def test_the_program_in_the_page_prints_what_the_page_says(tmp_path):
         check=False,
     )
     assert done.stdout == printed, done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_script_of_torchrun_prints_on_the_workers_what_the_page_says(tmp_path):
+    """By the command of the page; only which node has the rank may differ."""
+    pytest.importorskip("torch", reason="needs torch: `make interop`")
+    page = (ROOT / "docs" / "coming-from-torch-distributed.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```python\n(# ddp\.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "ddp.py").write_text(text, encoding="utf-8")
+    (words, printed) = re.search(
+        r"^\$ disco (local .* ddp\.py 100)\n(.*\n)", page, re.MULTILINE
+    ).groups()
+    main = [sys.executable, "-m", "disco_server.cli.main"]
+    local, run = words.split(" -- disco ")
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DISCO_")}
+    done = subprocess.run(
+        [*main, *local.split(), "--http", "off", "--", *main, *run.split()],
+        cwd=tmp_path,
+        env=env | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.replace("node-0", "node-1") == printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from disco_server.cli.local import LocalCluster
 from disco_server.cli.main import main
 
 
@@ -93,3 +95,34 @@ def test_a_script_that_cannot_run_opens_no_session(run, tmp_path):
     assert "SyntaxError: invalid syntax" in everything.stderr
     missing = CliRunner().invoke(main, ["run", "--workers", "1", str(tmp_path / "nope.py")])
     assert (missing.exit_code, "does not exist" in missing.stderr) == (2, True)
+
+
+def test_a_script_for_all_workers_is_refused_where_workers_lack_torch(run):
+    """The error says what to install, and where; the exit code is 1."""
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("torch is installed here; tests/interop has scripts that run")
+    shown = run("print(1)\n", options=["--torch", "--json"])
+    assert (shown.exit_code, json.loads(shown.stderr.splitlines()[-1])["exit_code"]) == (1, 1)
+    assert shown.stderr.startswith("disco: torch has no process group on these workers: worker 0")
+    assert "pip install torch" in shown.stderr.splitlines()[0]
+
+
+def test_a_script_for_all_workers_is_refused_where_nothing_may_be_brought(tmp_path):
+    """The error names the option of the daemon."""
+    script = tmp_path / "script.py"
+    script.write_text("print(1)\n")
+    with LocalCluster(1, 1, allow_load=(str(tmp_path / "other"),)) as cluster:
+        command = ["run", "--torch", "--workers", "1", "--address", cluster.address, str(script)]
+        shown = CliRunner().invoke(main, command, prog_name="disco")
+    assert shown.exit_code == 1
+    assert "start disco-worker with --allow-load uploads" in shown.stderr
+
+
+def test_a_script_for_all_workers_is_a_python_file(cluster, tmp_path):
+    """By its name, as workers tell files by that; the exit code is 2."""
+    script = tmp_path / "script"
+    script.write_text("print(1)\n")
+    command = ["run", "--torch", "--workers", "1", "--address", cluster.address, str(script)]
+    shown = CliRunner().invoke(main, command, prog_name="disco")
+    assert shown.exit_code == 2
+    assert "whose name ends in .py" in shown.stderr
