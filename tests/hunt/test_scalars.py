@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from travelling import VALUES, assert_same
 
 import disco_client as di
 from disco_client.distributed import DTensor
@@ -349,6 +350,7 @@ class Sessions:
             if kind not in self._open:
                 self._open[kind] = self._openers[kind]()
                 self._open[kind].import_python_module("disco_hunt_values")
+                self._open[kind].import_python_module("disco_value_classes")
             yield kind, self._open[kind]
 
     def _look(self, kind):
@@ -457,6 +459,18 @@ def test_an_argument(sessions, text):
             where = f"{kind}, as {way}: {text}"
             take = lambda call=call: everywhere(call)  # noqa: E731
             check(where, law, take, f"list [{form}]", path)
+
+
+@given(value=VALUES)
+def test_a_value_of_many_types(sessions, value):
+    """Dates, sets, members, dataclasses: there, inside others and back, with all their types."""
+    for _, session in sessions:
+        echo = session.get_global_func("hunt.echo")
+        refs = [(echo(sent), sent) for sent in (value, [value], {"k": value}, {(1, "k"): (value,)})]
+        for ref, sent in refs:
+            assert_same(ref.get(1), sent)
+            assert_same(ref.future().result(), sent)
+        assert_same(echo(value=value).get(), value)
 
 
 @given(text=texts)
