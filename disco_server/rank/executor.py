@@ -197,7 +197,7 @@ class Executor:
         self._live = sink.live
         self._flight = worker.flight
         self._guard = worker.guard
-        self._limits = CommandLimits(worker.guard, longest_s)
+        self._limits = CommandLimits(worker.guard, longest_s, worker.limit_passed)
         what, limit = what_of(Action.CALL_PACKED), worker.max_registers
         self.registers = worker.registers = RegisterFile(what, limit)
         worker.guard.cancelled = worker.flight.cancelled

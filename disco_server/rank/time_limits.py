@@ -52,13 +52,21 @@ class CommandLimits:
     Args:
         guard: The rank's.
         longest_s: How long any command may take, in seconds; 0 for any time.
+        on_passed: Called in another thread with a command whose limit has passed, and the limit
+            in seconds; again and again while it has not ended.
 
     Raises:
         RuntimeError: The system starts no thread that would watch all commands.
     """
 
-    def __init__(self, guard: CallGuard, longest_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        guard: CallGuard,
+        longest_s: float = 0.0,
+        on_passed: Callable[[int, float], object] | None = None,
+    ) -> None:
         self._guard = guard
+        self._on_passed = on_passed
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         # When a command is to end, its number, and its limit.
@@ -147,6 +155,8 @@ class CommandLimits:
             self._passed = seq, seconds, whose
         self._guard.cancelled[seq & SLOT_MASK] = seq
         self._guard.wake()
+        if self._on_passed is not None:
+            self._on_passed(seq, seconds)
 
 
 class GonePast:

@@ -4,6 +4,7 @@ Torch does not compare calls before data moves, so such a rank waits for as long
 limit is, half an hour by default, in code that no interrupt reaches. A rank whose command fails
 notes that in torch's store. One that has been in torch in the same command for some seconds looks
 there, and ends as where any collective library is lost: torch has no way to end the wait alone.
+So does one whose command has taken longer than its limit.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class TorchWatch:
         self._watched = threading.get_ident()
         self._clock = threading.Event()
         self._broken = False
+        # The command whose limit has passed, that limit, and when it was noticed.
+        self._overdue = _NONE, 0.0, 0.0
         threading.Thread(target=self._watch, name="disco-torch", daemon=True).start()
 
     def leave(self, seq: int, why: str) -> None:
@@ -72,6 +75,16 @@ class TorchWatch:
         """
         said = json.dumps([self._me, why])
         self._ask(lambda: self._store.set(_key(seq), said))
+
+    def limit_passed(self, seq: int, seconds: float) -> None:
+        """Notes that a command takes longer than its limit; for any thread.
+
+        Args:
+            seq: The command.
+            seconds: The limit.
+        """
+        if self._overdue[0] != seq:
+            self._overdue = seq, seconds, monotonic()
 
     def explain(self, seq: int, error: BaseException) -> BaseException:
         """Finds the cause of a command's failure, where that is one of torch.
@@ -100,29 +113,39 @@ class TorchWatch:
         stuck_s = _STUCK_S if self._me else _STUCK_S + _LAST_S
         seen, since = _NONE, 0.0
         while not self._clock.wait(_LOOK_S):
-            waits = self._guard.calling and self._is_in_torch()
-            seq, now = self._guard.position if waits else _NONE, monotonic()
+            line = self._waits_at() if self._guard.calling else ""
+            seq, now = self._guard.position if line else _NONE, monotonic()
             if seq != seen:
                 seen, since = seq, now
             elif seq != _NONE and now - since >= stuck_s:
-                left = self._who_left(seq)
-                if left is not None:
-                    self._end(
-                        f"was ended because it waited in torch for worker {left[0]}, on which"
-                        f" command #{seq} failed: {left[1]}"
-                    )
+                why = self._why_over(seq, stuck_s, line)
+                if why:
+                    self._end(f"was ended because it waited in torch {why}")
 
-    def _is_in_torch(self) -> bool:
-        """Whether the rank is in a function of torch that may wait for other ranks."""
+    def _why_over(self, seq: int, stuck_s: float, line: str) -> str:
+        """Why a wait in torch has to end; "" where it goes on."""
+        left = self._who_left(seq)
+        if left is not None:
+            return f"for worker {left[0]}, on which command #{seq} failed: {left[1]}"
+        late, limit_s, noticed = self._overdue
+        if late != seq or monotonic() - noticed < stuck_s:
+            return ""
+        return f"when command #{seq} had taken longer than its limit of {limit_s:g} s ({line})"
+
+    def _waits_at(self) -> str:
+        """The line that has called a function of torch that may wait for other ranks; else ""."""
         frame: FrameType | None = sys._current_frames().get(self._watched)  # noqa: SLF001  (public)
+        waits = False
         while frame is not None:
             module = str(frame.f_globals.get("__name__", ""))
-            if module.startswith(("torch.distributed", "torch.autograd")):
-                return True
             if not module.startswith("torch."):
                 break
+            waits = waits or module.startswith(("torch.distributed", "torch.autograd"))
             frame = frame.f_back
-        return False
+        if frame is None or not waits:
+            return ""
+        code = frame.f_code
+        return f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
 
     def _who_left(self, seq: int) -> tuple[int, str] | None:
         """Another rank that said that this command has failed there, and why; None for none."""

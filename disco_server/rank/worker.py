@@ -503,6 +503,11 @@ class Worker:
         if self.place.torch is not None and self.place.torch.watch is not None:
             self.place.torch.watch.leave(seq, why)
 
+    def limit_passed(self, seq: int, seconds: float) -> None:
+        """Notes that a command takes longer than its limit; in another thread."""
+        if self.place.torch is not None and self.place.torch.watch is not None:
+            self.place.torch.watch.limit_passed(seq, seconds)
+
     def cause_of(self, seq: int, error: BaseException) -> BaseException:
         """What to report of a command that raised: the same, or what it follows from in torch."""
         torch = self.place.torch

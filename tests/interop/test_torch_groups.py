@@ -108,7 +108,7 @@ def test_nothing_of_a_group_listens_beyond_this_machine(three):
 
 @pytest.mark.timeout(100)
 def test_workers_that_wait_in_torch_for_one_that_raised_end_with_its_error():
-    """Soon, and although the time limit of the call cannot end them; the error says why."""
+    """Soon; the error says why."""
     began = time.monotonic()
     with prepared(di.ProcessSession(2)) as session:
         with pytest.raises(
@@ -116,13 +116,26 @@ def test_workers_that_wait_in_torch_for_one_that_raised_end_with_its_error():
         ):
             call(session, "backends")
         call(session, "sum", 1)
-        with session.limit(1.0), pytest.raises(di.WorkerLost) as raised:
+        with pytest.raises(di.WorkerLost) as raised:
             call(session, "leave", 1)
     text = str(raised.value)
     assert "worker 0 on node 'local' was ended because it waited in torch for worker 1" in text
     assert "ValueError: this worker leaves" in text
     assert "in leave" in text
     assert time.monotonic() - began < 90
+
+
+@pytest.mark.timeout(100)
+def test_workers_that_wait_in_torch_beyond_the_limit_of_their_command_end():
+    """Torch has no other way to end the wait; the error names the command and the line."""
+    with prepared(di.ProcessSession(2)) as session:
+        call(session, "sum", 1)
+        with session.limit(1.0), pytest.raises(di.WorkerLost) as raised:
+            call(session, "skip", 1)
+    text = str(raised.value)
+    assert "worker 0 on node 'local' was ended because it waited in torch when command #" in text
+    assert 'had taken longer than its limit of 1 s (File "' in text
+    assert text.partition("(File")[2].partition(")")[0].endswith(", in skip")
 
 
 @pytest.mark.timeout(100)

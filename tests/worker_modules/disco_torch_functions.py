@@ -85,6 +85,16 @@ def leave(who):
     dist.all_reduce(torch.ones(3))
 
 
+@disco_server.register_func("torch_test.skip", torch=True)
+def skip(who):
+    """One worker goes past, and the others wait for it in torch."""
+    import torch
+    import torch.distributed as dist
+
+    if disco_server.current_worker().worker_id != who:
+        dist.all_reduce(torch.ones(3))
+
+
 def network():
     """A small network, the same wherever it is made."""
     import torch
