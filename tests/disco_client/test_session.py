@@ -126,7 +126,7 @@ def test_a_reference_becomes_what_each_workers_register_holds(session):
         ({object()}, EncodingError),
         (lambda: 0, EncodingError),
         ([object()], EncodingError),
-        ({1: 1}, EncodingError),
+        ({object(): 1}, EncodingError),
         (np.array([object()]), EncodingError),
         ("x" * (MAX_COMMAND_BYTES + 1), EncodingError),
     ],
