@@ -97,6 +97,8 @@ class Transfer(Protocol):
 
 # Every rank widens the halves of all ranks, which numpy does slowly.
 _MOST_HALF_BYTES = 16 << 10
+_MOST_BROADCAST = 64 << 10
+"""How many bytes of a broadcast travel with the root's header, where that has room for them."""
 
 
 class Known(NamedTuple):
@@ -521,12 +523,37 @@ class ProcessGroup:
             signature = validation.add_root(signature, root, self.size)
         signature = agreement.admit(signature, tag)
         staged, target = agreement.stage(signature, cast("Array", source), dst)
-        agreement.meet(self.channel, signature, source, dst)
-        if signature.elements:
-            self.backend_of(staged).broadcast(staged, target, at)
-            unstage(target, dst)
+        slot = self._fit(signature, target)
+        if slot is not None:
+            self._broadcast(signature, slot, staged, dst, at)
+        else:
+            agreement.meet(self.channel, signature, source, dst)
+            if signature.elements:
+                self.backend_of(staged).broadcast(staged, target, at)
+                unstage(target, dst)
         self._count(dst, dst.size if self.rank != at else 0)
         self._notes.leave()
+
+    def _fit(self, signature: CollectiveSignature, array: Array) -> Slot | None:
+        """The slot in which an array that one member has travels; None if it is too large."""
+        exchange = self.exchange
+        if exchange is None or not signature.elements or signature.problem or signature.on_device:
+            return None
+        return None if array.nbytes > _MOST_BROADCAST else exchange.fitting_slot(array)
+
+    def _broadcast(
+        self, signature: CollectiveSignature, slot: Slot, src: Array, dst: Array, root: int
+    ) -> None:
+        """Copies a small source, which travels with the root's header."""
+        exchange, payload = cast("HeaderExchange", self.exchange), NO_DATA
+        if self.rank == root:
+            exchange.put(slot, src.reshape(-1))
+            payload = slot.payload
+        self._agreement.meet(self.channel, signature, src, dst, payload)
+        if self.rank != root:
+            dst[...] = exchange.part(slot, root).reshape(dst.shape)
+        elif src is not dst:
+            dst[...] = src.reshape(dst.shape)
 
     @guarded
     def scatter(

@@ -16,6 +16,7 @@ from disco_client.text import many
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
 from disco_server.collectives.group import Backend, LoneBackend, ProcessGroup
+from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.teams import LineParts, OpenDevice, Teams
 from disco_server.collectives.types import Array, MismatchError, Tag
@@ -24,7 +25,6 @@ from disco_server.devices.foreign import destination, native
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from disco_server.collectives.header_exchange import HeaderExchange
     from disco_server.collectives.preflight import Channel, CommandPosition
     from disco_server.collectives.validation import Lines
     from disco_server.observe.flight import FlightRecorder
@@ -270,7 +270,22 @@ class ProcessGroups(ABC):
         arrays = (None, buf) if receives else (buf, None)
         if channel is None:
             raise MismatchError((self._worker_id,), agreement.tell(signature, *arrays))
+        exchange: Any = channel.exchange  # a HeaderExchange
+        slot = None
+        if signature.elements and not signature.problem and not signature.on_device:
+            slot = exchange.fitting_slot(buf)
         source, target = agreement.stage(signature, buf, buf)
+        if slot is not None:
+            payload = NO_DATA
+            if not receives:
+                exchange.put(slot, source.reshape(-1))
+                payload = slot.payload
+            agreement.enter(channel, signature, *arrays, payload)
+            if receives:
+                came = exchange.part(slot, channel.members.index(worker))
+                buf[...] = came.reshape(buf.shape)
+            agreement.notes.leave()
+            return
         agreement.enter(channel, signature, *arrays)
         if signature.elements:
             backend = self.world.backend_of(buf)
