@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from functools import partial
 from pathlib import Path
 
+import disco_client
 from disco_bench.bench import WORKERS, Bench
-from disco_bench.child import BENCHMARKS, Child, ChildFailed, peer_python, with_path
-from disco_bench.dtensor import TORCH
+from disco_bench.child import BENCHMARKS, Child, ChildFailed, with_path
 from disco_bench.sampling import Pair, rotate
 from disco_bench.table import Limit, Spec, Unavailable
 
@@ -24,6 +25,7 @@ TORCH_STEPS = tuple(
     Spec(key, what, "s", "torch.distributed, gloo", Limit("ratio", must=1.0))
     for key, what in zip(_NODES.values(), (f"{_WHAT}, 1 daemon", f"{_WHAT}, 2"), strict=True)
 )
+_PYTHON = "DISCO_BENCH_TORCH"
 _NEEDED = "import torch, grpc, mpi4py"
 
 
@@ -55,13 +57,21 @@ def python_with_torch() -> Path:
     Raises:
         Unavailable: There is none.
     """
-    found = peer_python(*TORCH)
+    root = BENCHMARKS.parent
+    found = Path(os.environ.get(_PYTHON) or root / ".venv-interop" / "bin" / "python")
+    how = f"`make interop` installs one in .venv-interop, or {_PYTHON} names one"
+    if not found.exists():
+        msg = f"expected a Python with torch and what workers need at {found}; {how}"
+        raise Unavailable(msg)
+    if Path(disco_client.__file__).parents[1] != root:
+        msg = f"expected the Disco of {root}, which workers with torch import, to be measured"
+        raise Unavailable(msg)
     done = subprocess.run(
         [found, "-c", _NEEDED], capture_output=True, text=True, check=False, timeout=_IMPORT_S
     )
     if done.returncode:
         reason = done.stderr.strip().rpartition("\n")[2]
-        msg = f"{found} lacks what the workers of these rows need ({reason})"
+        msg = f"{found} lacks what workers with torch need ({reason}); {how}"
         raise Unavailable(msg)
     return found
 

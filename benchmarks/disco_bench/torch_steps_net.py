@@ -57,7 +57,7 @@ def train(rank: int, size: int, steps: int, mover: Mover) -> list[float]:
     for _ in range(steps):
         loss = torch.nn.functional.mse_loss(net(inputs), targets)
         gradients = torch.autograd.grad(loss, weights)
-        losses.append(float(loss))
+        losses.append(loss.item())
         with torch.no_grad():
             if rank:
                 for gradient in gradients:

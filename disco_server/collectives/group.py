@@ -32,6 +32,7 @@ __all__ = [
     "LoneBackend",
     "ProcessGroup",
     "Transfer",
+    "slot_of_one",
 ]
 
 
@@ -97,8 +98,8 @@ class Transfer(Protocol):
 
 # Every rank widens the halves of all ranks, which numpy does slowly.
 _MOST_HALF_BYTES = 16 << 10
-_MOST_BROADCAST = 64 << 10
-"""How many bytes of a broadcast travel with the root's header, where that has room for them."""
+_MOST_WITH_HEADER = 64 << 10
+"""How many bytes that one rank has for others travel with its header, where that has room."""
 
 
 class Known(NamedTuple):
@@ -523,7 +524,7 @@ class ProcessGroup:
             signature = validation.add_root(signature, root, self.size)
         signature = agreement.admit(signature, tag)
         staged, target = agreement.stage(signature, cast("Array", source), dst)
-        slot = self._fit(signature, target)
+        slot = slot_of_one(self.exchange, signature, target)
         if slot is not None:
             self._broadcast(signature, slot, staged, dst, at)
         else:
@@ -533,13 +534,6 @@ class ProcessGroup:
                 unstage(target, dst)
         self._count(dst, dst.size if self.rank != at else 0)
         self._notes.leave()
-
-    def _fit(self, signature: CollectiveSignature, array: Array) -> Slot | None:
-        """The slot in which an array that one member has travels; None if it is too large."""
-        exchange = self.exchange
-        if exchange is None or not signature.elements or signature.problem or signature.on_device:
-            return None
-        return None if array.nbytes > _MOST_BROADCAST else exchange.fitting_slot(array)
 
     def _broadcast(
         self, signature: CollectiveSignature, slot: Slot, src: Array, dst: Array, root: int
@@ -792,6 +786,25 @@ class ProcessGroup:
     def __repr__(self) -> str:
         workers = ", ".join(map(str, self.members))
         return f"<ProcessGroup of workers {workers}, rank {self.rank}>"
+
+
+def slot_of_one(
+    exchange: HeaderExchange | None, signature: CollectiveSignature, array: Array
+) -> Slot | None:
+    """Finds the slot in which data that one rank has for others travels with its header.
+
+    Args:
+        exchange: What carries the headers; None for nothing.
+        signature: What this rank brings.
+        array: The data, or where it goes.
+
+    Returns:
+        None if there is nothing to move, or not by headers. It depends on nothing but what the
+        headers compare, so all ranks that begin find the same.
+    """
+    if exchange is None or not signature.elements or signature.problem or signature.on_device:
+        return None
+    return None if array.nbytes > _MOST_WITH_HEADER else exchange.fitting_slot(array)
 
 
 def _share(one: Array, other: Array) -> bool:
