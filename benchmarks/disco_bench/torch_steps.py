@@ -33,7 +33,7 @@ def measure_torch_steps(bench: Bench) -> None:
     """Compares the training on one daemon, and on two, with that of torch's own processes.
 
     Raises:
-        Unavailable: There is no Python that has torch and what Disco needs, or torch's ranks failed.
+        Unavailable: There is no Python that has torch and what Disco needs, or a side failed.
     """
     python = python_with_torch()
     environ = {**with_path(BENCHMARKS, BENCHMARKS.parent), **_ONE_THREAD}

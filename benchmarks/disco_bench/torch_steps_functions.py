@@ -11,7 +11,7 @@ __all__ = ["train_on_worker"]
 
 
 class _ByDisco:
-    """See `Mover`."""
+    """See `TensorTransfer`."""
 
     def __init__(self, world: Any) -> None:
         self.send, self.recv = world.send, world.recv

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Protocol
 
-__all__ = ["Mover", "train"]
+__all__ = ["TensorTransfer", "train"]
 
 torch: Any = importlib.import_module("torch")
 
@@ -18,7 +18,7 @@ _INPUTS, _HIDDEN = 3, 16
 _ROWS_A_RANK, _RATE = 32, 0.05
 
 
-class Mover(Protocol):
+class TensorTransfer(Protocol):
     """Moves tensors among the ranks."""
 
     def send(self, tensor: Any, rank: int) -> None:
@@ -31,7 +31,7 @@ class Mover(Protocol):
         """Overwrites the tensors of all ranks with that of rank 0."""
 
 
-def train(rank: int, size: int, steps: int, mover: Mover) -> list[float]:
+def train(rank: int, size: int, steps: int, mover: TensorTransfer) -> list[float]:
     """Trains from the same beginning each time.
 
     Args:
@@ -69,7 +69,7 @@ def train(rank: int, size: int, steps: int, mover: Mover) -> list[float]:
     return losses
 
 
-def _take_step(size: int, weights: Any, gradients: Any, came: Any, mover: Mover) -> None:
+def _take_step(size: int, weights: Any, gradients: Any, came: Any, mover: TensorTransfer) -> None:
     """Receives the other ranks' gradients and changes the weights of rank 0."""
     for peer in range(1, size):
         for gradient, other in zip(gradients, came, strict=True):

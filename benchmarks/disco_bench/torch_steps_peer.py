@@ -26,7 +26,7 @@ dist: Any = importlib.import_module("torch.distributed")
 
 
 class _ByGloo:
-    """See `Mover`."""
+    """See `TensorTransfer`."""
 
     def __init__(self) -> None:
         self.send, self.recv = dist.send, dist.recv

@@ -804,7 +804,7 @@ def slot_of_one(
     """
     if exchange is None or not signature.elements or signature.problem or signature.on_device:
         return None
-    return None if array.nbytes > _MOST_WITH_HEADER else exchange.fitting_slot(array)
+    return None if array.nbytes > _MOST_WITH_HEADER else exchange.find_slot_of(array)
 
 
 def _share(one: Array, other: Array) -> bool:

@@ -122,7 +122,7 @@ class HeaderExchange(ABC):
             slot = self._slots[dtype, size] = self._make_slot(dtype, size)
         return slot
 
-    def fitting_slot(self, array: Array) -> Any:
+    def find_slot_of(self, array: Array) -> Any:
         """Finds the slot for all of an array; None if a header cannot carry that much."""
         if array.nbytes > self.data_bytes:
             return None
