@@ -49,6 +49,7 @@ from disco_bench.secured import SECURED, measure_secured
 from disco_bench.service import SERVICE, measure_service
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
 from disco_bench.table import Report
+from disco_bench.torch_steps import TORCH_STEPS, measure_torch_steps
 from disco_bench.tracing import TRACING, measure_tracing
 
 __all__ = ["main"]
@@ -76,6 +77,7 @@ SECTIONS = {
     "arrays": RowGroup((*ARRAYS, *NUMPY_NAMES), _measure_arrays),
     "collectives": RowGroup(COLLECTIVES, measure_collectives),
     "dtensor": RowGroup(DTENSOR, measure_dtensor),
+    "torch_steps": RowGroup(TORCH_STEPS, measure_torch_steps),
     "meshes": RowGroup(MESHES, measure_meshes),
     "model": RowGroup(MODEL, measure_model),
     "llm": RowGroup(LLM, measure_llm),

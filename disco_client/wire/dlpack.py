@@ -15,6 +15,7 @@ import numpy as np
 
 from disco_client.errors import ConfigError, EncodingError
 from disco_client.wire.array_likes import ArrayRefused
+from disco_client.wire.torch_memory import view_plain
 from disco_client.wire.values import DLPACK_KINDS, dtype_from_name, is_extension
 
 __all__ = [
@@ -103,8 +104,11 @@ def view(value: Any) -> HostArray:
             refuses for another reason.
         EncodingError: It is on a GPU.
     """
-    name = library_name(value)
     refuse_gradients(value)
+    plain = view_plain(value)
+    if plain is not None:
+        return plain
+    name = library_name(value)
     if not on_host(value):
         msg = (
             f"expected an array in the CPU's memory, got a {name} on {_place_of(value)}; copy it to"

@@ -32,6 +32,7 @@ __all__ = [
     "LoneBackend",
     "ProcessGroup",
     "Transfer",
+    "slot_of_one",
 ]
 
 
@@ -97,6 +98,8 @@ class Transfer(Protocol):
 
 # Every rank widens the halves of all ranks, which numpy does slowly.
 _MOST_HALF_BYTES = 16 << 10
+_MOST_WITH_HEADER = 64 << 10
+"""How many bytes that one rank has for others travel with its header, where that has room."""
 
 
 class Known(NamedTuple):
@@ -521,12 +524,30 @@ class ProcessGroup:
             signature = validation.add_root(signature, root, self.size)
         signature = agreement.admit(signature, tag)
         staged, target = agreement.stage(signature, cast("Array", source), dst)
-        agreement.meet(self.channel, signature, source, dst)
-        if signature.elements:
-            self.backend_of(staged).broadcast(staged, target, at)
-            unstage(target, dst)
+        slot = slot_of_one(self.exchange, signature, target)
+        if slot is not None:
+            self._broadcast(signature, slot, staged, dst, at)
+        else:
+            agreement.meet(self.channel, signature, source, dst)
+            if signature.elements:
+                self.backend_of(staged).broadcast(staged, target, at)
+                unstage(target, dst)
         self._count(dst, dst.size if self.rank != at else 0)
         self._notes.leave()
+
+    def _broadcast(
+        self, signature: CollectiveSignature, slot: Slot, src: Array, dst: Array, root: int
+    ) -> None:
+        """Copies a small source, which travels with the root's header."""
+        exchange, payload = cast("HeaderExchange", self.exchange), NO_DATA
+        if self.rank == root:
+            exchange.put(slot, src.reshape(-1))
+            payload = slot.payload
+        self._agreement.meet(self.channel, signature, src, dst, payload)
+        if self.rank != root:
+            dst[...] = exchange.part(slot, root).reshape(dst.shape)
+        elif src is not dst:
+            dst[...] = src.reshape(dst.shape)
 
     @guarded
     def scatter(
@@ -765,6 +786,25 @@ class ProcessGroup:
     def __repr__(self) -> str:
         workers = ", ".join(map(str, self.members))
         return f"<ProcessGroup of workers {workers}, rank {self.rank}>"
+
+
+def slot_of_one(
+    exchange: HeaderExchange | None, signature: CollectiveSignature, array: Array
+) -> Slot | None:
+    """Finds the slot in which data that one rank has for others travels with its header.
+
+    Args:
+        exchange: What carries the headers; None for nothing.
+        signature: What this rank brings.
+        array: The data, or where it goes.
+
+    Returns:
+        None if there is nothing to move, or not by headers. It depends on nothing but what the
+        headers compare, so all ranks that begin find the same.
+    """
+    if exchange is None or not signature.elements or signature.problem or signature.on_device:
+        return None
+    return None if array.nbytes > _MOST_WITH_HEADER else exchange.find_slot_of(array)
 
 
 def _share(one: Array, other: Array) -> bool:

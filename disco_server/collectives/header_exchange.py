@@ -122,6 +122,12 @@ class HeaderExchange(ABC):
             slot = self._slots[dtype, size] = self._make_slot(dtype, size)
         return slot
 
+    def find_slot_of(self, array: Array) -> Any:
+        """Finds the slot for all of an array; None if a header cannot carry that much."""
+        if array.nbytes > self.data_bytes:
+            return None
+        return self.find_slot(array.dtype, array.size)
+
     @abstractmethod
     def _make_slot(self, dtype: np.dtype[Any], size: int) -> Slot: ...
 
@@ -147,6 +153,10 @@ class HeaderExchange(ABC):
     @abstractmethod
     def parts(self, slot: Any) -> list[Array]:
         """After a round: the data of all members, flat, to be read before the next."""
+
+    def part(self, slot: Any, place: int) -> Array:
+        """After a round in which perhaps that member alone put data: what it put, as `parts`."""
+        return self.parts(slot)[place]
 
     @abstractmethod
     def start(self, header: bytes) -> None:

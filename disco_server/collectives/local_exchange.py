@@ -127,6 +127,11 @@ class LocalExchange(HeaderExchange):
         posted: list[_Posted] = self._barrier.result(self._index)[1]
         return [cast("Array", data)[: slot.size] for _, data in posted]
 
+    def part(self, slot: Slot, place: int) -> Array:
+        """See `HeaderExchange.part`."""
+        posted: list[_Posted] = self._barrier.result(self._index)[1]
+        return cast("Array", posted[place][1])[: slot.size]
+
     def put_reduction(self, source: Array, target: Array, op: ReduceOp, family: Family) -> None:
         """See `HeaderExchange.put_reduction`."""
         self._load = _Reduction(source, target, op, family)

@@ -383,6 +383,8 @@ def _same(one: Array, other: Array) -> bool:
 # The tags of messages that carry headers: below are those of the channels that there are from
 # the beginning; each line of teams has its own, with room for the tag of its texts.
 _FIRST_TEAM_TAG, _TAGS_A_TEAM = 32, 32
+# Among how many ranks of the world headers from one rank to another carry data too.
+_MOST_PAIRED = 64
 
 
 class MpiGroups(ProcessGroups):
@@ -489,7 +491,9 @@ class MpiGroups(ProcessGroups):
 
     def _open_exchange(self, tag: Tag, members: tuple[int, ...]) -> HeaderExchange:
         made = self._memory.make_exchange(tag, members)
-        return made or self._mpi_exchange(members, tag, with_data=tag != Tag.PAIR)
+        # A rank has a channel to each other rank; among many, buffers of each take much memory.
+        few = tag != Tag.PAIR or int(self._header_comm.Get_size()) <= _MOST_PAIRED
+        return made or self._mpi_exchange(members, tag, with_data=few)
 
     def _open_backend(self, tag: Tag, members: tuple[int, ...]) -> Backend:
         if tag == Tag.GROUP:

@@ -15,7 +15,8 @@ from disco_client.errors import ConfigError
 from disco_client.text import many
 from disco_server.collectives import validation
 from disco_server.collectives.agreement import Agreement, unstage
-from disco_server.collectives.group import Backend, LoneBackend, ProcessGroup
+from disco_server.collectives.group import Backend, LoneBackend, ProcessGroup, slot_of_one
+from disco_server.collectives.header_exchange import NO_DATA, HeaderExchange
 from disco_server.collectives.loss import Loss
 from disco_server.collectives.teams import LineParts, OpenDevice, Teams
 from disco_server.collectives.types import Array, MismatchError, Tag
@@ -24,7 +25,6 @@ from disco_server.devices.foreign import destination, native
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from disco_server.collectives.header_exchange import HeaderExchange
     from disco_server.collectives.preflight import Channel, CommandPosition
     from disco_server.collectives.validation import Lines
     from disco_server.observe.flight import FlightRecorder
@@ -270,13 +270,28 @@ class ProcessGroups(ABC):
         arrays = (None, buf) if receives else (buf, None)
         if channel is None:
             raise MismatchError((self._worker_id,), agreement.tell(signature, *arrays))
+        exchange: Any = channel.exchange  # a HeaderExchange
+        slot = slot_of_one(exchange, signature, buf)
         source, target = agreement.stage(signature, buf, buf)
-        agreement.enter(channel, signature, *arrays)
-        if signature.elements:
-            backend = self.world.backend_of(buf)
+        payload = NO_DATA
+        if slot is not None and not receives:
+            exchange.put(slot, source.reshape(-1))
+            payload = slot.payload
+        agreement.enter(channel, signature, *arrays, payload)
+        if slot is not None:
             if receives:
-                backend.recv(target, worker)
+                came: Array = exchange.part(slot, channel.members.index(worker))
+                buf[...] = came.reshape(buf.shape)
+        elif signature.elements:
+            self._move(source, target, worker, receives=receives)
+            if receives:
                 unstage(target, buf)
-            else:
-                backend.send(source, worker)
         agreement.notes.leave()
+
+    def _move(self, source: Array, target: Array, worker: int, *, receives: bool) -> None:
+        """Moves contiguous data by a library, after both ends have agreed."""
+        backend = self.world.backend_of(source)
+        if receives:
+            backend.recv(target, worker)
+        else:
+            backend.send(source, worker)

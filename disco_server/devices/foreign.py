@@ -45,7 +45,9 @@ def native(value: Any) -> Any:
         if is_array(value):
             refuse_loss(value)
         return value
-    return view(value) if on_host(value) else _on_gpu(value)
+    if getattr(value, "is_cpu", False) is True or on_host(value):  # torch's own answer is cheaper
+        return view(value)
+    return _on_gpu(value)
 
 
 def destination(value: Any) -> Any:

@@ -88,6 +88,38 @@ def gather_rounds(place: Place) -> list[str]:
     return wrong
 
 
+def of_one_rank(place: Place) -> list[str]:
+    """Broadcasts and transfers, which go with the header of the rank that has the data, or not."""
+    groups, mine, wrong = place.flat, place.rank, list[str]()
+    world, pair = groups.world, groups._pairs[mine ^ 1].exchange
+    asked: list[int] = []
+    for exchange in (world.exchange, pair):
+        put = exchange.put
+        exchange.put = lambda slot, data, put=put: (asked.append(data.size), put(slot, data))
+    for size, rides in ((3, 2), (4096, 2), (4097, 1), (16_384, 1), (16_385, 0)):
+        for dtype, step in ((np.dtype(np.float32), 1), (np.dtype(np.int32), 2)):
+            asked.clear()
+            place.step()
+            data = np.zeros(step * size, dtype)[::step]
+            data[:] = make(mine, size, dtype)
+            world.broadcast(data, data, 1)
+            wrong += differ(f"broadcast {dtype} {size}", data, make(1, size, dtype))
+            into = np.zeros((step * size, 1), dtype)[::step]
+            data[:] = make(mine, size, dtype)
+            world.broadcast(data if mine == 1 else None, into, 1)
+            wrong += differ(f"broadcast apart {dtype} {size}", into[:, 0], make(1, size, dtype))
+            if mine % 2:
+                world.send(data, mine - 1)
+            else:
+                world.recv(data, mine + 1)
+            wrong += differ(f"transfer {dtype} {size}", data, make(mine | 1, size, dtype))
+            # Rank 1 brings two broadcasts and a transfer, rank 3 a transfer.
+            count = {1: rides + min(rides, 1), 3: rides // 2}.get(mine, 0)
+            if asked != [size] * count:
+                wrong.append(f"{dtype} {size}: put {asked}")
+    return wrong
+
+
 def count_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 

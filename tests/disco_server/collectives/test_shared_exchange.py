@@ -15,6 +15,11 @@ def test_large_parts_are_gathered_in_several_rounds(ranks):
     assert ranks.run("gather_rounds") == [[]] * 4
 
 
+def test_what_one_rank_has_goes_with_its_header(ranks):
+    """A broadcast up to 64 KiB, a transfer up to 16 KiB; other ranks put nothing."""
+    assert ranks.run("of_one_rank") == [[]] * 4
+
+
 def test_how_much_goes_in_rounds_depends_on_the_ranks():
     """Few ranks reduce anything in rounds; many reduce and gather what is some rounds long."""
     few, many = (
