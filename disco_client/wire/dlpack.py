@@ -23,7 +23,7 @@ __all__ = [
     "exported",
     "library_name",
     "on_host",
-    "refuse_gradients",
+    "refuse_hidden_state",
     "speaks_dlpack",
     "view",
 ]
@@ -75,16 +75,24 @@ def _place_of(value: Any) -> str:
     return f"{DLPACK_KINDS.get(int(kind), f'device type {int(kind)}')}:{int(index)}"
 
 
-def refuse_gradients(value: Any) -> None:
-    """Refuses an array of which its library records how it was computed.
+def refuse_hidden_state(value: Any) -> None:
+    """Refuses an array that is more than its memory says.
 
     Raises:
-        DlpackError: It is one.
+        DlpackError: Its library records how it was computed, or negates what lies in the memory
+            when that is read, as torch does with ``x.conj().imag`` and exports all the same.
     """
     if getattr(value, "requires_grad", False) is True:
         msg = (
             f"a {library_name(value)} that requires grad cannot be shared, because its gradients "
             "would be lost; pass on what its .detach() returns"
+        )
+        raise DlpackError(msg)
+    is_neg: Any = getattr(value, "is_neg", None)
+    if callable(is_neg) and is_neg() is True:
+        msg = (
+            f"a {library_name(value)} whose negation is still to be done cannot be shared, because"
+            " its memory has the other signs; pass on what its .resolve_neg() returns"
         )
         raise DlpackError(msg)
 
@@ -100,11 +108,11 @@ def view(value: Any) -> HostArray:
             dtypes of ``ml_dtypes``.
 
     Raises:
-        DlpackError: It requires grad, has a dtype that numpy cannot have, or its library
-            refuses for another reason.
+        DlpackError: It requires grad or is negated lazily, has a dtype that numpy cannot have, or
+            its library refuses for another reason.
         EncodingError: It is on a GPU.
     """
-    refuse_gradients(value)
+    refuse_hidden_state(value)
     plain = view_plain(value)
     if plain is not None:
         return plain

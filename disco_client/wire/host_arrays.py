@@ -11,7 +11,7 @@ from disco_client.wire.array_likes import Array, ArrayRefused, plain_array
 from disco_client.wire.dlpack import (
     DlpackError,
     library_name,
-    refuse_gradients,
+    refuse_hidden_state,
     speaks_dlpack,
     view,
 )
@@ -80,7 +80,7 @@ def as_numbers(value: object) -> Array | None:
 
 def _shared(value: Any) -> Array:
     """The memory of an array of another library; a copy, if it cannot pass that."""
-    refuse_gradients(value)
+    refuse_hidden_state(value)
     try:
         return view(value)
     except DlpackError as error:

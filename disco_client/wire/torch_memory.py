@@ -40,7 +40,8 @@ def view_plain(value: Any) -> np.ndarray[Any, Any] | None:
 
     Returns:
         The array; None for all but torch's own tensors that lie in the CPU's memory as they are
-        read, have elements, and have a dtype of numpy's. Those that require grad are not refused.
+        read, have elements, and have a dtype of numpy's. Those that require grad, or are negated
+        lazily, are not refused.
     """
     torch = sys.modules.get("torch")
     if type(value) is not getattr(torch, "Tensor", None):
@@ -48,7 +49,7 @@ def view_plain(value: Any) -> np.ndarray[Any, Any] | None:
     try:
         dtype = _DTYPES.get(str(value.dtype))
         plain = value.is_cpu and str(value.layout) == "torch.strided"
-        if dtype is None or not plain or value.is_conj() or value.is_neg() or not value.numel():
+        if dtype is None or not plain or value.is_conj() or not value.numel():
             return None
         interface: dict[str, Any] = {
             "version": 3,

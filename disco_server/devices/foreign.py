@@ -20,7 +20,7 @@ from disco_client.wire.dlpack import (
     exported,
     library_name,
     on_host,
-    refuse_gradients,
+    refuse_hidden_state,
     speaks_dlpack,
     view,
 )
@@ -115,7 +115,7 @@ def of_library(name: str, array: Any) -> Any:
 def _on_gpu(value: Any) -> Any:
     """The same for an array on a GPU, which a worker that computes there has loaded cupy for."""
     name = library_name(value)
-    refuse_gradients(value)
+    refuse_hidden_state(value)
     cupy = sys.modules.get("cupy")
     if cupy is None:
         msg = f"a {name} is on a GPU, and this worker computes on a CPU; copy it to the host first"
