@@ -461,6 +461,7 @@ def test_an_argument(sessions, text):
             check(where, law, take, f"list [{form}]", path)
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 @given(value=VALUES)
 def test_a_value_of_many_types(sessions, value):
     """Dates, sets, members, dataclasses: there, inside others and back, with all their types."""
@@ -518,17 +519,18 @@ def test_a_result(sessions, text):
             }
             for name, fetch in fetches.items():
                 where = f"{kind}, as a result {way}, by {name}: {text}"
-                if kind == "threads" and name == "debug_get_from_remote":
-                    assert describe(fetch()) == describe(build(whole))  # the register itself
-                else:
-                    take = lambda fetch=fetch: [fetched(fetch())]  # noqa: E731
-                    check(where, law, take, form, path, same)
+                itself = kind == "threads" and name == "debug_get_from_remote"
+                if itself and law.refused:
+                    continue  # the register itself, whatever it is
+                take = lambda fetch=fetch: [fetched(fetch())]  # noqa: E731
+                check(where, law, take, form, path, (*same, describe(build(whole))))
 
 
 def at_home(value):
     """The same in plain lists, dicts, bytes and arrays: what threads fetch nothing has to carry."""
     if isinstance(value, np.ndarray) and not (hasattr(value, "mask") or hasattr(value, "unit")):
-        return np.asarray(value)
+        objects = value.dtype.hasobject or value.dtype.names is not None
+        return value if objects else np.asarray(value)
     if isinstance(value, (list, tuple)) and not isinstance(value, Shape):
         items = [at_home(item) for item in value]
         if hasattr(type(value), "_fields"):
