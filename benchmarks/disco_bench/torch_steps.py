@@ -23,7 +23,7 @@ _STEPS = 200
 _WHAT = f"{_STEPS} steps of a net 3-16-1 in torch, {WORKERS} workers"
 TORCH_STEPS = tuple(
     Spec(key, what, "s", "torch.distributed, gloo", Limit("ratio", must=1.0))
-    for key, what in zip(_NODES.values(), (f"{_WHAT}, 1 daemon", f"{_WHAT}, 2"), strict=True)
+    for key, what in zip(_NODES.values(), (f"{_WHAT}, 1 node", f"{_WHAT}, 2 nodes"), strict=True)
 )
 _PYTHON = "DISCO_BENCH_TORCH"
 _NEEDED = "import torch, grpc, mpi4py"
