@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from functools import partial
 from pathlib import Path
 
 import disco_client
 from disco_bench.bench import WORKERS, Bench
-from disco_bench.child import BENCHMARKS, Child, ChildFailed, with_path
+from disco_bench.child import BENCHMARKS, Child, ChildFailed, peer_python, with_path
 from disco_bench.sampling import Pair, rotate
 from disco_bench.table import Limit, Spec, Unavailable
 
@@ -25,7 +24,6 @@ TORCH_STEPS = tuple(
     Spec(key, what, "s", "torch.distributed, gloo", Limit("ratio", must=1.0))
     for key, what in zip(_NODES.values(), (f"{_WHAT}, 1 node", f"{_WHAT}, 2 nodes"), strict=True)
 )
-_PYTHON = "DISCO_BENCH_TORCH"
 _NEEDED = "import torch, grpc, mpi4py"
 
 
@@ -57,12 +55,7 @@ def python_with_torch() -> Path:
     Raises:
         Unavailable: There is none.
     """
-    root = BENCHMARKS.parent
-    found = Path(os.environ.get(_PYTHON) or root / ".venv-interop" / "bin" / "python")
-    how = f"`make interop` installs one in .venv-interop, or {_PYTHON} names one"
-    if not found.exists():
-        msg = f"expected a Python with torch and what workers need at {found}; {how}"
-        raise Unavailable(msg)
+    found, root = peer_python("interop", "interop"), BENCHMARKS.parent
     if Path(disco_client.__file__).parents[1] != root:
         msg = f"expected the Disco of {root}, which workers with torch import, to be measured"
         raise Unavailable(msg)
@@ -71,7 +64,7 @@ def python_with_torch() -> Path:
     )
     if done.returncode:
         reason = done.stderr.strip().rpartition("\n")[2]
-        msg = f"{found} lacks what workers with torch need ({reason}); {how}"
+        msg = f"{found} lacks what workers with torch need ({reason}); `make interop` installs it"
         raise Unavailable(msg)
     return found
 

@@ -30,8 +30,8 @@ def test_a_quick_run_measures_every_row(tmp_path):
     """Every row has figures or lacks only what is not installed, in the table and as JSON."""
     file = tmp_path / "figures.json"
     # What has an environment of its own has tests of its own.
-    beside = (f"DISCO_BENCH_{name}" for name in ("TORCH", "RAY", "DASK", "MONARCH", "HEAT"))
-    none = dict.fromkeys(beside, str(tmp_path / "none"))
+    peers = ("TORCH", "RAY", "DASK", "MONARCH", "HEAT", "INTEROP")
+    none = dict.fromkeys((f"DISCO_BENCH_{peer}" for peer in peers), str(tmp_path / "none"))
     done = run("--quick", "--json", str(file), **none)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(file.read_text())

@@ -34,7 +34,7 @@ def test_without_torch_the_rows_say_what_is_missing(tmp_path):
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -I "$@"\n')
     bare.chmod(0o755)
     for python, reason in ((tmp_path / "nothing", "make interop"), (bare, "No module named")):
-        done = run(file, DISCO_BENCH_TORCH=str(python))
+        done = run(file, DISCO_BENCH_INTEROP=str(python))
         assert done.returncode == 0, done.stdout + done.stderr
         rows = json.loads(file.read_text())["rows"]
         assert [row["key"] for row in rows] == [spec.key for spec in TORCH_STEPS]
