@@ -611,3 +611,17 @@ def lose(eventually):
         eventually(lambda: len(session.recoveries) > before, 40, "other workers")
 
     return kill
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[list[Any]]:
+    """Two joined hosts; they are gone after the file's tests."""
+    from fault_tools.namespaces import NoNamespaces, network  # few files need it
+
+    with contextlib.ExitStack() as stack:
+        try:
+            joined = stack.enter_context(network(os.getpid() % 100_000))
+            pair = [joined.join(name) for name in ("near", "far")]
+        except NoNamespaces as error:
+            pytest.skip(str(error))
+        yield pair

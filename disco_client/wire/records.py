@@ -165,7 +165,7 @@ def _take_zone_info(value: zoneinfo.ZoneInfo) -> tuple[str]:
     return (value.key,)
 
 
-# Paths, sets, dicts ------------------------------------------------------------------------------
+# Paths, sets, dicts -----------------------------------------------------------------------
 
 
 def _take_path(value: pathlib.PurePath) -> tuple[bytes]:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benching import run_benchmarks
 from disco_bench.child import peer_python
 from disco_bench.dtensor import DTENSOR, TORCH
 from disco_bench.dtensor_cases import CASES, NOTHING, expected, inputs, result_of
 from disco_bench.table import Unavailable
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(file, **environ):
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--only", "dtensor"]
-    return subprocess.run(
-        [*command, "--json", str(file)],
-        env={**os.environ, "PYTHONPATH": path, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_benchmarks("--quick", "--only", "dtensor", "--json", file, **environ)
 
 
 def test_without_torch_the_rows_say_how_to_get_it(tmp_path):

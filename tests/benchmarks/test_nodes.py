@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from benching import run_benchmarks
 from disco_bench.child import peer_python
 from disco_bench.node_trial import NUMBERS, NodeTrial
 from disco_bench.nodes import LOST_NODES
 from disco_bench.table import Unavailable
 from peer_processes import processes_of
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(file, **environ):
     """The rows of a quick run by their keys, and what it printed."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--only", "nodes"]
-    done = subprocess.run(
-        [*command, "--check", "--json", str(file)],
-        env={**os.environ, "PYTHONPATH": path, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_benchmarks("--quick", "--only", "nodes", "--check", "--json", file, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["key"]: row for row in json.loads(file.read_text())["rows"]}
     assert list(rows) == [spec.key for spec in LOST_NODES]

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from benching import run_benchmarks
 from disco_bench.child import peer_python
 from disco_bench.peers import PEER_NAMES, PEERS
 from disco_bench.table import Unavailable
 from peer_processes import processes_of
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(file, **environ):
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--only", "peers"]
-    return subprocess.run(
-        [*command, "--json", str(file)],
-        env={**os.environ, "PYTHONPATH": path, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_benchmarks("--quick", "--only", "peers", "--json", file, **environ)
 
 
 def but(*peers, python):

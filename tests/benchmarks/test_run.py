@@ -3,25 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(*arguments, **environ):
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "run.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": path, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+from benching import run_benchmarks
 
 
 @pytest.mark.slow
@@ -32,7 +16,7 @@ def test_a_quick_run_measures_every_row(tmp_path):
     # What has an environment of its own has tests of its own.
     peers = ("TORCH", "RAY", "DASK", "MONARCH", "HEAT", "INTEROP")
     none = dict.fromkeys((f"DISCO_BENCH_{peer}" for peer in peers), str(tmp_path / "none"))
-    done = run("--quick", "--json", str(file), **none)
+    done = run_benchmarks("--quick", "--json", str(file), **none)
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(file.read_text())
     rows = {row["key"]: row for row in content["rows"]}
@@ -54,6 +38,6 @@ def test_a_quick_run_measures_every_row(tmp_path):
 
 def test_a_section_that_does_not_exist_is_refused():
     """The error lists the sections there are."""
-    done = run("--only", "weather")
+    done = run_benchmarks("--only", "weather")
     assert done.returncode == 2
     assert "collectives" in done.stderr

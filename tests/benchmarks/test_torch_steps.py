@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from benching import run_benchmarks
 from disco_bench.table import Unavailable
 from disco_bench.torch_steps import TORCH_STEPS, python_with_torch
 
-ROOT = Path(__file__).parents[2]
-
 
 def run(file, **environ):
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    script = str(ROOT / "benchmarks" / "run.py")
-    return subprocess.run(
-        [sys.executable, script, "--quick", "--only", "torch_steps", "--json", str(file)],
-        env={**os.environ, "PYTHONPATH": path, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_benchmarks("--quick", "--only", "torch_steps", "--json", file, **environ)
 
 
 def test_without_torch_the_rows_say_what_is_missing(tmp_path):

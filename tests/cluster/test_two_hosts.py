@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from fault_tools.certificates import Pki
-from fault_tools.namespaces import NoNamespaces, cut, network
+from fault_tools.namespaces import cut
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -51,27 +50,15 @@ with disco_client.connect(num_workers=4, timeout=20) as session:
 
 
 @pytest.fixture(scope="module")
-def hosts():
-    """Two joined hosts; they are gone after the file's tests."""
-    with contextlib.ExitStack() as stack:
-        try:
-            joined = stack.enter_context(network(os.getpid() % 100_000))
-            pair = [joined.join(name) for name in ("near", "far")]
-        except NoNamespaces as error:
-            pytest.skip(str(error))
-        yield pair
-
-
-@pytest.fixture(scope="module")
-def pki(hosts, tmp_path_factory):
+def pki(two_hosts, tmp_path_factory):
     """Both hosts speak with each other as hosts should: everybody shows a certificate."""
-    return Pki.make(tmp_path_factory.mktemp("pki"), tuple(host.address for host in hosts))
+    return Pki.make(tmp_path_factory.mktemp("pki"), tuple(host.address for host in two_hosts))
 
 
 @pytest.fixture(scope="module")
-def address(hosts, pki, shared_daemons):
+def address(two_hosts, pki, shared_daemons):
     """A controller and a node on the first host, another node on the second."""
-    first, second = hosts
+    first, second = two_hosts
     daemons = shared_daemons
     daemons.prefix = [*first.within]
     listen = ("--listen", f"{first.address}:0", "--require-client-cert", *pki.flags("controller"))
@@ -92,9 +79,9 @@ def known(address, pki):
     return {"DISCO_ADDRESS": address, **pki.variables("client")}
 
 
-def test_what_ranks_exchange_goes_through_the_cable(hosts, known):
+def test_what_ranks_exchange_goes_through_the_cable(two_hosts, known):
     """Each host sends at least its share of a reduction to the other, which counts it."""
-    first, second = hosts
+    first, second = two_hosts
     client = first.popen(sys.executable, "-c", PROGRAM, **known)
     with client:
         try:
@@ -120,7 +107,7 @@ def test_what_ranks_exchange_goes_through_the_cable(hosts, known):
     assert min(crossed) >= 8 << 20
 
 
-def test_a_client_on_either_host_may_drive_it(hosts, known):
+def test_a_client_on_either_host_may_drive_it(two_hosts, known):
     """Arrays go to and from every rank, also from the host without a controller."""
     program = (
         "import numpy as np, disco_client\n"
@@ -131,16 +118,16 @@ def test_a_client_on_either_host_may_drive_it(hosts, known):
         "    addresses = s._core.transport._arrays._addresses\n"
         "    print(*sorted({each.rpartition(':')[0] for each in addresses.values()}))\n"
     )
-    client = hosts[1].popen(sys.executable, "-c", program, **known)
+    client = two_hosts[1].popen(sys.executable, "-c", program, **known)
     out, err = client.communicate(timeout=60)
     assert client.returncode == 0, err
-    assert out.split() == [host.address for host in hosts]
+    assert out.split() == [host.address for host in two_hosts]
 
 
-def test_the_embedding_example_gives_the_same_as_on_one_host(hosts, known):
+def test_the_embedding_example_gives_the_same_as_on_one_host(two_hosts, known):
     """The language model, split over both hosts, says what it says on one."""
     embed = [sys.executable, str(EXAMPLES / "embed.py"), "--workers", "4", "--json"]
-    client = hosts[0].popen(*embed, **known)
+    client = two_hosts[0].popen(*embed, **known)
     out, err = client.communicate(SENTENCES, timeout=60)
     assert client.returncode == 0, err
     local = [sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2", "--slots", "2"]
@@ -162,7 +149,7 @@ def test_the_embedding_example_gives_the_same_as_on_one_host(hosts, known):
 
 
 def test_a_cut_cable_ends_the_session_and_a_mended_one_brings_the_node_back(
-    hosts, known, eventually
+    two_hosts, known, eventually
 ):
     """NodeLost names the node that cannot be reached; joined again, it takes sessions."""
     program = (
@@ -178,7 +165,7 @@ def test_a_cut_cable_ends_the_session_and_a_mended_one_brings_the_node_back(
         "    try:\n        s.sync_all()\n"
         "    except errors.NodeLost as lost:\n        print('lost', lost.node, flush=True)\n"
     )
-    first, second = hosts
+    first, second = two_hosts
     with first.popen(sys.executable, "-c", program, **known) as client:
         assert client.stdout.readline() == "open\n", client.stderr.read()
         with cut(second):

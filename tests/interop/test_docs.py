@@ -11,6 +11,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DISCO = [sys.executable, "-m", "disco_server.cli.main"]
+
+
+def run_disco(folder, *words, path):
+    """Runs the command in a folder, with a path for imports and nothing else of this process's."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("DISCO_")}
+    return subprocess.run(
+        [*DISCO, *words],
+        cwd=folder,
+        env=env | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=290,
+        check=False,
+    )
 
 
 @pytest.mark.timeout(300)
@@ -22,17 +37,8 @@ def test_the_program_in_the_page_prints_what_the_page_says(tmp_path):
     for text in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
         (tmp_path / re.match(r"# (\w+\.py)", text)[1]).write_text(text, encoding="utf-8")
     (printed,) = re.findall(r"```console\n.*? program\.py\n(.*?)```", section, re.DOTALL)
-    env = {key: value for key, value in os.environ.items() if not key.startswith("DISCO_")}
-    command = [sys.executable, "-m", "disco_server.cli.main", "local", "--nodes", "2"]
-    done = subprocess.run(
-        [*command, "--slots", "2", "--", sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=env | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=290,
-        check=False,
-    )
+    local = ["local", "--nodes", "2", "--slots", "2", "--", sys.executable, "program.py"]
+    done = run_disco(tmp_path, *local, path=tmp_path)
     assert done.stdout == printed, done.stderr
 
 
@@ -46,17 +52,8 @@ def test_a_script_of_torchrun_prints_on_the_workers_what_the_page_says(tmp_path)
     (words, printed) = re.search(
         r"^\$ disco (local .* ddp\.py 100)\n(.*\n)", page, re.MULTILINE
     ).groups()
-    main = [sys.executable, "-m", "disco_server.cli.main"]
     local, run = words.split(" -- disco ")
-    env = {key: value for key, value in os.environ.items() if not key.startswith("DISCO_")}
-    done = subprocess.run(
-        [*main, *local.split(), "--http", "off", "--", *main, *run.split()],
-        cwd=tmp_path,
-        env=env | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=290,
-        check=False,
-    )
+    inner = [*DISCO, *run.split()]
+    done = run_disco(tmp_path, *local.split(), "--http", "off", "--", *inner, path=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stderr.replace("node-0", "node-1") == printed

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 
 import pytest
 
 from fault_tools.certificates import Pki
-from fault_tools.namespaces import NoNamespaces, network
 
 pytest.importorskip("torch", reason="needs torch: `make interop`")
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(120)]
@@ -27,39 +24,27 @@ with disco_client.connect(num_workers=4, timeout=20) as session:
 """
 
 
-@pytest.fixture
-def hosts():
-    """Two joined hosts."""
-    with contextlib.ExitStack() as stack:
-        try:
-            joined = stack.enter_context(network(os.getpid() % 100_000))
-            pair = [joined.join(name) for name in ("near", "far")]
-        except NoNamespaces as error:
-            pytest.skip(str(error))
-        yield pair
-
-
 def test_the_store_and_gloo_use_the_address_that_the_hosts_have_for_each_other(
-    hosts, daemons, tmp_path
+    two_hosts, daemons, tmp_path
 ):
     """Torch listens at no other address of a host, not even that of loopback."""
-    pki = Pki.make(tmp_path / "pki", tuple(host.address for host in hosts))
-    daemons.prefix = [*hosts[0].within]
+    pki = Pki.make(tmp_path / "pki", tuple(host.address for host in two_hosts))
+    daemons.prefix = [*two_hosts[0].within]
     secured = ("--require-client-cert", *pki.flags("controller"))
-    controller = daemons.controller("--listen", f"{hosts[0].address}:0", *secured)
-    for host, name in zip(hosts, ("near", "far"), strict=True):
+    controller = daemons.controller("--listen", f"{two_hosts[0].address}:0", *secured)
+    for host, name in zip(two_hosts, ("near", "far"), strict=True):
         daemons.prefix = [*host.within]
         options = ("--slots", "2", "--name", name, "--allow-module", MODULE)
         options = (*options, "--require-client-cert", *pki.flags("worker"))
         # Under the namespaces is one machine; UCX would find its memory, and use that.
         daemons.worker(controller.address, *options, UCX_TLS="tcp,self")
     known = {"DISCO_ADDRESS": controller.address, **pki.variables("client")}
-    with hosts[0].popen(sys.executable, "-c", PROGRAM, **known) as client:
+    with two_hosts[0].popen(sys.executable, "-c", PROGRAM, **known) as client:
         said, errors = client.communicate(timeout=90)
     assert client.returncode == 0, errors
     nodes, found = json.loads(said)
     assert nodes == ["near", "near", "far", "far"]
-    first = hosts[nodes[0] == "far"].address
+    first = two_hosts[nodes[0] == "far"].address
     assert [each[:3] for each in found] == [[4, first, place] for place in ("0", "1", "0", "1")]
     for rank, (_, _, _, added) in enumerate(found):
-        assert set(added) == {hosts[rank // 2].address}
+        assert set(added) == {two_hosts[rank // 2].address}

@@ -43,11 +43,11 @@ if os.environ["RANK"] == "1":
 """
 
 WAITS = """
-import time
+import signal
 try:
     print("waits", flush=True)
     while True:
-        time.sleep(0.01)
+        signal.pause()
 finally:
     print("cleans up")
 """
