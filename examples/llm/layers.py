@@ -1,8 +1,8 @@
 """What one worker computes: its share of the layers, its share of the cache, its vocabulary.
 
-Workers import this file, which `Session.load_source` brings to them. `Share` is plain numpy and
-knows nothing of workers; the functions below it are what a session calls by name. Each of them
-returns a partial sum of all workers, or a whole that is the same on all of them.
+Workers import this file of the package, which `Session.include` brings to them. `Share` is plain
+numpy and knows nothing of workers; the functions below it are what a session calls by name. Each of
+them returns a partial sum of all workers, or a whole that is the same on all of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 
 import disco_server
+from llm.choosing import choose
+from llm.products import affine, product
 
-__all__ = ["BLOCK", "Batch", "Share", "Span", "choose", "product"]
+__all__ = ["BLOCK", "Batch", "Share", "Span"]
 
 BLOCK = 16
 """How many positions a block of the cache has."""
@@ -356,39 +358,6 @@ _ACTIVATIONS: dict[str, Callable[[Array], None]] = {
 """By the names of `llm.config.Config.activation`; they work in place."""
 
 
-def affine(rows: Array, own: dict[str, Array], name: str) -> Array:
-    """[rows, out]: rows times a layer's matrix, and its bias where it has one."""
-    found = product(rows, own[name])
-    bias = own.get(f"{name}_bias")
-    if bias is not None:
-        found += bias
-    return found
-
-
-def product(rows: Array, weight: Array) -> Array:
-    """[rows, out]: rows times a matrix of [in, out].
-
-    OpenBLAS copies the matrix before a product of more than one row, unless the product is a
-    small one; for a few rows that costs more than the rest. So these are made of small ones.
-    """
-    count, depth = rows.shape
-    if not 1 < count <= _FEW or count * weight.size <= _SMALL:
-        return rows @ weight
-    found = np.empty((count, weight.shape[1]), np.float32)
-    width = max(_SMALL // (count * depth) // _LANES, 1) * _LANES
-    for first in range(0, weight.shape[1], width):
-        columns = slice(first, first + width)
-        np.matmul(rows, weight[:, columns], out=found[:, columns])
-    return found
-
-
-_FEW = 8
-_SMALL = 1_000_000
-"""Multiplications of a product that OpenBLAS takes for small (`gemm_small_matrix_permit`)."""
-_LANES = 16
-"""Numbers of float32 in the widest registers."""
-
-
 def _held(table: Array, end: int) -> slice | Array:
     """Where the first positions of a sequence are in the cache."""
     used = table[: -(-end // BLOCK)]
@@ -396,28 +365,6 @@ def _held(table: Array, end: int) -> slice | Array:
     if int(used[-1]) - first == len(used) - 1 and bool((np.diff(used) == 1).all()):
         return slice(first * BLOCK, first * BLOCK + end)
     return (used[:, None].astype(np.int64) * BLOCK + np.arange(BLOCK)).reshape(-1)[:end]
-
-
-def choose(logits: Array, seed: int, position: int, temperature: float, top_p: float) -> int:
-    """Draws a token: of the likeliest ones that together have the probability `top_p`.
-
-    The draw depends on seed and position alone, so it is the same whatever else is in the step,
-    and when the sequence is computed once more (Philox, Salmon et al., SC 2011: a counter).
-
-    Args:
-        logits: [tokens].
-        seed: The sequence's.
-        position: The token's place in the sequence.
-        temperature: What the logits are divided by, above 0.
-        top_p: Above 0, at most 1 (Holtzman et al., arXiv:1904.09751).
-    """
-    scaled = logits.astype(np.float64) / temperature
-    order = np.argsort(-scaled, kind="stable")
-    shares = np.exp(scaled[order] - scaled[order[0]])
-    reach: Any = np.cumsum(shares)
-    kept = int(reach.searchsorted(top_p * reach[-1])) + 1
-    draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
-    return int(order[min(int(reach[:kept].searchsorted(draw * reach[kept - 1])), kept - 1)])
 
 
 # What a session calls ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "Piece", "blocks_within"]
 
-_LAYERS = Path(__file__).with_name("layers.py")
+_FOLDER = Path(__file__).parent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Piece:
         blocks: The cache's blocks of the sequence, at least as many as its positions need.
         wants: Whether the token behind the last one is wanted.
         temperature: 0 for the likeliest token.
-        top_p: See `llm.layers.choose`.
+        top_p: See `llm.choosing.choose`.
         seed: Likewise; from 0 to 2**63 - 1.
     """
 
@@ -90,7 +90,8 @@ class Model:
         self._config = checkpoint.config
         self.shares: Shares = divide(checkpoint.config, session.num_workers)
         self.slots, self.blocks = slots, blocks
-        session.load_source(_LAYERS)
+        session.include(_FOLDER)  # what the layers import
+        session.load_source(_FOLDER / "layers.py")
         names = checkpoint.names
         try:
             loaded = session.load_weights(

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 if str(EXAMPLES) not in sys.path:  # as Python does with the folder of a script
     sys.path.insert(0, str(EXAMPLES))
 
-ALLOWED = ("--allow-load", EXAMPLES, "--allow-read", "*")
+ALLOWED = ("--allow-load", "uploads", "--allow-read", "*")
 """What worker daemons have to permit."""
 
 

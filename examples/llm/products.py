@@ -1,0 +1,44 @@
+"""Products with a matrix of weights, as a worker computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["affine", "product"]
+
+Array = np.ndarray[Any, Any]
+
+
+def affine(rows: Array, own: dict[str, Array], name: str) -> Array:
+    """[rows, out]: rows times a layer's matrix, and its bias where it has one."""
+    found = product(rows, own[name])
+    bias = own.get(f"{name}_bias")
+    if bias is not None:
+        found += bias
+    return found
+
+
+def product(rows: Array, weight: Array) -> Array:
+    """[rows, out]: rows times a matrix of [in, out].
+
+    OpenBLAS copies the matrix before a product of more than one row, unless the product is a
+    small one; for a few rows that costs more than the rest. So these are made of small ones.
+    """
+    count, depth = rows.shape
+    if not 1 < count <= _FEW or count * weight.size <= _SMALL:
+        return rows @ weight
+    found = np.empty((count, weight.shape[1]), np.float32)
+    width = max(_SMALL // (count * depth) // _LANES, 1) * _LANES
+    for first in range(0, weight.shape[1], width):
+        columns = slice(first, first + width)
+        np.matmul(rows, weight[:, columns], out=found[:, columns])
+    return found
+
+
+_FEW = 8
+_SMALL = 1_000_000
+"""Multiplications of a product that OpenBLAS takes for small (`gemm_small_matrix_permit`)."""
+_LANES = 16
+"""Numbers of float32 in the widest registers."""
