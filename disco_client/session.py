@@ -753,6 +753,7 @@ class Session:
         expect: Mapping[str, Sequence[int] | None] | None = None,
         strict: bool = True,
         in_group: bool = True,
+        keep_blocks: bool = False,
         progress: bool | None = None,
     ) -> dict[str, DTensor]:
         """Loads a model's tensors; each worker reads its own parts from its own disk.
@@ -765,8 +766,8 @@ class Session:
             path: On the workers: a safetensors file, a safetensors index
                 (``model.safetensors.index.json``), a GGUF file, a ``tensor-cache.json``,
                 or a folder with such files. A relative path is taken from the client's
-                own folder. Tensors that GGUF stores in blocks become float32; workers
-                need the package ``gguf`` for them.
+                own folder. Tensors that GGUF stores in blocks become float32, unless
+                ``keep_blocks`` is true; workers need the package ``gguf`` for them.
             plan: How each tensor is divided: names or patterns (``*`` matches dots
                 too; the first match counts) with ``"R"`` or None (every worker has
                 the whole), ``"S[0]"`` or 0 (split along that axis, whose extent the
@@ -784,6 +785,9 @@ class Session:
                 they are ignored, and such tensors left out.
             in_group: Whether each group has a full copy among its workers;
                 otherwise one copy is divided among all workers.
+            keep_blocks: Whether tensors that GGUF stores in blocks stay as they lie in the
+                file: uint8 of [..., bytes of a row]. ``plan`` and ``expect`` count numbers
+                all the same, and must not cut a block.
             progress: Whether to show a progress bar on standard error; None shows
                 it on a terminal.
 
@@ -820,6 +824,7 @@ class Session:
             expect=expect,
             strict=strict,
             in_group=in_group,
+            keep_blocks=keep_blocks,
             progress=progress,
         )
 

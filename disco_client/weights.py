@@ -63,6 +63,8 @@ class StoredTensor:
         stored: The name of the dtype of its bytes in the file.
         nbytes: Its bytes in the file.
         same_as: The tensor that has the bytes, where this is a second name of it; else empty.
+        block: How many numbers share how many bytes, side by side along the last axis; zeros
+            where each number has its own.
     """
 
     index: int
@@ -72,6 +74,7 @@ class StoredTensor:
     stored: str
     nbytes: int
     same_as: str = ""
+    block: tuple[int, int] = (0, 0)
 
 
 class Chosen(NamedTuple):
@@ -83,7 +86,7 @@ class Chosen(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes that the worker with the largest part reads."""
-        whole, mesh = math.prod(self.tensor.shape), self.info.device_mesh
+        whole, mesh = math.prod(self.info.tensor_sinfo.shape), self.info.device_mesh
         if not whole or self.axis is None:
             return self.tensor.nbytes
         largest = max(math.prod(self.info.local_shape(place)) for place in range(mesh.shape[-1]))
@@ -204,10 +207,12 @@ def read_expected(expect: object) -> Expected | None:
 
 def read_catalog(catalog: Mapping[str, Any], first: int = 0) -> list[StoredTensor]:
     """Parses what a worker reports of its files, from their tensor number ``first`` on."""
-    columns = (catalog[key] for key in ("names", "shapes", "dtypes", "stored", "nbytes", "same_as"))
+    columns = [catalog[key] for key in ("names", "shapes", "dtypes", "stored", "nbytes", "same_as")]
+    # Workers of older releases do not say this.
+    columns.append(catalog.get("blocks") or [(0, 0)] * len(columns[0]))
     return [
-        StoredTensor(index, name, tuple(shape), dtype, stored, nbytes, same_as)
-        for index, (name, shape, dtype, stored, nbytes, same_as) in enumerate(
+        StoredTensor(index, name, tuple(shape), dtype, stored, nbytes, same_as, tuple(block))
+        for index, (name, shape, dtype, stored, nbytes, same_as, block) in enumerate(
             zip(*columns, strict=True), first
         )
     ]
@@ -222,6 +227,7 @@ def choose(
     strict: bool,
     mesh: DeviceMesh,
     dtype: str = "",
+    keep_blocks: bool = False,
 ) -> list[Chosen]:
     """Decides what is loaded and how it is split, and finds everything that is wrong.
 
@@ -233,6 +239,7 @@ def choose(
         strict: Whether rules without a tensor and tensors without a rule are wrong.
         mesh: The workers that will hold them; along its last axis a tensor is split.
         dtype: What tensors of floating-point numbers become; empty for what they are.
+        keep_blocks: Whether those whose numbers are stored in blocks become the bytes of these.
 
     Raises:
         WeightsMismatch: Something is; the error names all of it.
@@ -254,7 +261,8 @@ def choose(
             surplus[tensor.name] = _UNMATCHED
         else:
             try:
-                chosen.append(_place(tensor, rule, expected or {}, mesh, dtype))
+                placed = _place(tensor, rule, expected or {}, mesh, dtype)
+                chosen.append(_in_blocks(placed) if keep_blocks and tensor.block[0] else placed)
             except ConfigError as error:
                 problems.append(str(error))
             continue
@@ -334,6 +342,34 @@ def _place(
     return Chosen(tensor, info)
 
 
+def _in_blocks(chosen: Chosen) -> Chosen:
+    """The same parts of the bytes of a tensor that is stored in blocks.
+
+    Raises:
+        ConfigError: A block would be cut.
+    """
+    tensor, info = chosen
+    numbers, nbytes = tensor.block
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // numbers * nbytes)
+    placement = info.placement
+    if chosen.axis == len(shape) - 1:
+        parts = [info.pieces(place)[-1] for place in range(info.device_mesh.shape[-1])]
+        cut = next((at for part in parts for piece in part for at in piece if at % numbers), None)
+        if cut is not None:
+            raise ConfigError(
+                f"{tensor.name}: {tensor.stored}{list(tensor.shape)} is stored in blocks of"
+                f" {numbers} numbers, of which its placement cuts one at index {cut} of axis"
+                f" {chosen.axis}; cut between blocks, or load it without keep_blocks"
+            )
+        scaled = [
+            [(a // numbers * nbytes, b // numbers * nbytes) for a, b in part] for part in parts
+        ]
+        specs = placement.dim_specs
+        placement = Placement([*specs[:-1], PlacementSpec.explicit(len(shape) - 1, scaled)])
+    sinfo = TensorStructInfo(shape, "uint8")
+    return Chosen(tensor, DTensorStructInfo(sinfo, info.device_mesh, placement))
+
+
 def _near(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     return f"; did you mean {close[0]!r}?" if close else ""
@@ -366,6 +402,7 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     expect: Mapping[str, Sequence[int] | None] | None = None,
     strict: bool = True,
     in_group: bool = True,
+    keep_blocks: bool = False,
     progress: bool | None = None,
 ) -> dict[str, DTensor]:
     """Loads a model's tensors; see ``Session.load_weights``."""
@@ -377,7 +414,16 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     opened = core.call_builtin("runtime.disco._weights_open", where)
     core.sync()
     tensors, fingerprint = _fetch_catalog(core, opened)
-    chosen = choose(where, tensors, rules, expected, strict=strict, mesh=mesh, dtype=kind)
+    chosen = choose(
+        where,
+        tensors,
+        rules,
+        expected,
+        strict=strict,
+        mesh=mesh,
+        dtype=kind,
+        keep_blocks=keep_blocks,
+    )
     core.call_builtin("runtime.disco._weights_check", opened, fingerprint)
     core.sync()
     loaded: dict[str, DTensor] = {}
@@ -389,7 +435,8 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     ):
         for some in batches([each.nbytes for each in chosen]):
             batch = [chosen[number] for number in some]
-            read = core.call_builtin("runtime.disco._weights_read", opened, *_requests(batch), kind)
+            asked = opened, *_requests(batch), kind, *([True] if keep_blocks else [])
+            read = core.call_builtin("runtime.disco._weights_read", *asked)
             for place, each in enumerate(batch):
                 item = core.call_builtin("runtime.disco._weights_item", read, place)
                 name = each.tensor.name
@@ -410,7 +457,7 @@ def _requests(batch: Sequence[Chosen]) -> tuple[list[Shape], list[list[Shape]]]:
         if each.axis is None:
             wanted.append(Shape((each.tensor.index,)))
             continue
-        key = (each.info.placement, each.tensor.shape[each.axis])
+        key = (each.info.placement, each.info.tensor_sinfo.shape[each.axis])
         if key not in numbers:
             numbers[key] = len(layouts)
             layouts.append(each.layout())

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from os import PathLike, fspath
 from pathlib import Path
@@ -226,6 +226,14 @@ class Record:
     nbytes: int
     block: tuple[int, int] = (0, 0)
     same_as: str = ""
+
+    def as_bytes(self) -> Record:
+        """The same tensor, with the bytes of its blocks for their numbers where it has blocks."""
+        numbers, nbytes = self.block
+        if not numbers:
+            return self
+        shape = (*self.shape[:-1], self.shape[-1] // numbers * nbytes)
+        return replace(self, shape=shape, dtype="uint8", stored="uint8", block=(0, 0))
 
 
 @lru_cache(maxsize=256)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import disco_server
+from llm.blocks import Blocks
 from llm.choosing import choose
 from llm.products import affine, product
 
@@ -110,7 +111,7 @@ class Share:
         self.activate = _ACTIVATIONS[config["activation"]]
         # As [in, out], which BLAS multiplies by few rows up to three times as fast.
         own = {
-            name: np.ascontiguousarray(array.T)
+            name: array if isinstance(array, Blocks) else np.ascontiguousarray(array.T)
             for name, array in weights.items()
             # The parts of all workers are added up, and the bias of a sum counts once.
             if worker == 0 or not name.endswith(("out_bias", "down_bias"))
@@ -222,7 +223,8 @@ class Share:
         columns = batch.ids - self.first_token
         mine = (columns >= 0) & (columns < self.embedding.shape[1])
         x = np.zeros((len(columns), self.width), np.float32)
-        x[mine] = self.embedding[:, columns[mine]].T
+        own = self.embedding
+        x[mine] = own.columns(columns[mine]) if isinstance(own, Blocks) else own[:, columns[mine]].T
         return x
 
     def attend(self, cache: Array, batch: Batch, x: Array, layer: int) -> Array:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from llm.blocks import Blocks
+
 __all__ = ["affine", "product"]
 
 Array = np.ndarray[Any, Any]
@@ -26,6 +28,8 @@ def product(rows: Array, weight: Array) -> Array:
     OpenBLAS copies the matrix before a product of more than one row, unless the product is a
     small one; for a few rows that costs more than the rest. So these are made of small ones.
     """
+    if isinstance(weight, Blocks):
+        return weight.product(rows)
     count, depth = rows.shape
     if not 1 < count <= _FEW or count * weight.size <= _SMALL:
         return rows @ weight

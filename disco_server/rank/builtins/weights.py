@@ -60,6 +60,7 @@ def weights_catalog(checkpoint: Checkpoint, first: int) -> dict[str, Any]:
         "stored": [record.stored for record in records],
         "nbytes": Shape(record.nbytes for record in records),
         "same_as": [record.same_as for record in records],
+        "blocks": [Shape(record.block) for record in records],
     }
 
 
@@ -77,7 +78,11 @@ def weights_check(checkpoint: Checkpoint, fingerprint: str) -> None:
 
 @register_func("runtime.disco._weights_read")
 def weights_read(
-    checkpoint: Checkpoint, wanted: Sequence[Shape], layouts: Sequence[Any], dtype: str
+    checkpoint: Checkpoint,
+    wanted: Sequence[Shape],
+    layouts: Sequence[Any],
+    dtype: str,
+    keep_blocks: bool = False,
 ) -> list[Array]:
     """Reads this worker's parts of some tensors.
 
@@ -87,6 +92,8 @@ def weights_read(
             the number of its layout.
         layouts: Of each for each worker the axis, and first and last of each piece.
         dtype: What floating-point tensors become; empty for what they are.
+        keep_blocks: Whether tensors that are stored in blocks become the bytes of these, which
+            is what their layouts are of then.
     """
     worker = current_worker()
     records = _checked(checkpoint).records
@@ -99,6 +106,8 @@ def weights_read(
             msg = f"expected one of {len(records)} tensors, got {request}"
             raise ArgumentRefused(msg)
         record = records[request[0]]
+        if keep_blocks:
+            record = record.as_bytes()
         if len(request) == 1:
             return record, None
         axis, *flat = _own_entry(layouts, request[1], worker.worker_id)

@@ -126,38 +126,70 @@ def test_an_index_of_several_files(session, tmp_path):
         assert all(np.array_equal(w.shard(2), share(n, 2, 2)) for n, w in loaded.items())
 
 
-def test_a_gguf_file(session, tmp_path):
-    """Each worker reads its own blocks, with uneven parts too, and has plain numbers of them."""
+@pytest.fixture
+def quantized(tmp_path):
+    """A GGUF file whose matrices are stored in blocks, and these bytes."""
     kind = gguf.GGMLQuantizationType.Q4_1
-    rows, down = RANDOM.random((9, 64), np.float32), RANDOM.random((4, 160), np.float32)
-    norm = RANDOM.random(64, np.float32)
+    tensors = {
+        "rows.weight": gguf.quantize(RANDOM.random((9, 64), np.float32), kind),
+        "down.weight": gguf.quantize(RANDOM.random((4, 160), np.float32), kind),
+        "norm.weight": RANDOM.random(64, np.float32),
+    }
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_tensor("rows.weight", gguf.quantize(rows, kind), raw_dtype=kind)
-    writer.add_tensor("down.weight", gguf.quantize(down, kind), raw_dtype=kind)
-    writer.add_tensor("norm.weight", norm)
+    for name, stored in tensors.items():
+        writer.add_tensor(name, stored, raw_dtype=kind if stored.dtype == np.uint8 else None)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    plan = {
-        "rows.*": PlacementSpec.sharding(0),
-        "down.*": PlacementSpec.explicit(1, [(0, 64), (64, 96), (96, 128), (128, 160)]),
-        "*": "R",
-    }
-    loaded = session.load_weights(tmp_path / "model.gguf", plan, in_group=False)
-    wanted = {
-        "rows.weight": gguf.dequantize(gguf.quantize(rows, kind), kind),
-        "down.weight": gguf.dequantize(gguf.quantize(down, kind), kind),
-        "norm.weight": norm,
-    }
-    for name, weight in loaded.items():
-        assert weight.dtype == "float32"
-        assert np.array_equal(weight.numpy(), wanted.pop(name))
-    assert not wanted
+    return tmp_path / "model.gguf", tensors
+
+
+IN_BLOCKS = {
+    "rows.*": PlacementSpec.sharding(0),
+    "down.*": PlacementSpec.explicit(1, [(0, 64), (64, 96), (96, 128), (128, 160)]),
+    "*": "R",
+}
+
+
+def test_a_gguf_file(session, quantized):
+    """Each worker reads its own blocks, with uneven parts too, and has plain numbers of them."""
+    path, tensors = quantized
+    kind = gguf.GGMLQuantizationType.Q4_1
+    loaded = session.load_weights(path, IN_BLOCKS, in_group=False)
+    for name, stored in tensors.items():
+        wanted = gguf.dequantize(stored, kind) if stored.dtype == np.uint8 else stored
+        assert loaded[name].dtype == "float32"
+        assert np.array_equal(loaded[name].numpy(), wanted)
+    assert loaded.keys() == tensors.keys()
     assert loaded["down.weight"].shape_on(0) == (4, 64)
-    (tmp_path / "cut.gguf").write_bytes((tmp_path / "model.gguf").read_bytes()[:200])
+    path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(BadFile, match="cut off"):
-        session.load_weights(tmp_path / "cut.gguf", plan)
+        session.load_weights(path, IN_BLOCKS)
+
+
+def test_blocks_stay_as_they_lie(session, quantized):
+    """With keep_blocks each worker has the bytes of its own blocks; other tensors are as ever."""
+    path, tensors = quantized
+    expect = {"rows.weight": (9, 64), "down.weight": (4, 160), "norm.weight": None}
+    loaded = session.load_weights(
+        path, IN_BLOCKS, in_group=False, keep_blocks=True, expect=expect, dtype="float16"
+    )
+    for name in ("rows.weight", "down.weight"):
+        assert loaded[name].dtype == "uint8"
+        assert np.array_equal(loaded[name].numpy(), tensors[name])
+    assert loaded["down.weight"].shape_on(0) == (4, 2 * 20)
+    assert loaded["norm.weight"].dtype == "float16"
+    whole = session.load_weights(path, {"*": "R"}, keep_blocks=True)
+    assert np.array_equal(whole["down.weight"].shard(3), tensors["down.weight"])
+
+
+def test_a_block_that_would_be_cut_is_named(session, quantized):
+    """keep_blocks refuses a placement that cuts a block, before anything is loaded."""
+    path, _ = quantized
+    plan = {"down.*": PlacementSpec.explicit(1, [(0, 64), (64, 80), (80, 128), (128, 160)])}
+    with pytest.raises(WeightsMismatch, match=r"down\.weight: Q4_1.*blocks of 32.*index 80"):
+        session.load_weights(path, {**plan, "*": "R"}, in_group=False, keep_blocks=True)
 
 
 def test_a_tensor_cache(session, tmp_path):
