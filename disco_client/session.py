@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
@@ -753,7 +753,7 @@ class Session:
         expect: Mapping[str, Sequence[int] | None] | None = None,
         strict: bool = True,
         in_group: bool = True,
-        keep_blocks: bool = False,
+        keep_blocks: Collection[str] = (),
         progress: bool | None = None,
     ) -> dict[str, DTensor]:
         """Loads a model's tensors; each worker reads its own parts from its own disk.
@@ -766,8 +766,8 @@ class Session:
             path: On the workers: a safetensors file, a safetensors index
                 (``model.safetensors.index.json``), a GGUF file, a ``tensor-cache.json``,
                 or a folder with such files. A relative path is taken from the client's
-                own folder. Tensors that GGUF stores in blocks become float32, unless
-                ``keep_blocks`` is true; workers need the package ``gguf`` for them.
+                own folder. Tensors that GGUF stores in blocks become float32, except those
+                of ``keep_blocks``; workers need the package ``gguf`` for them.
             plan: How each tensor is divided: names or patterns (``*`` matches dots
                 too; the first match counts) with ``"R"`` or None (every worker has
                 the whole), ``"S[0]"`` or 0 (split along that axis, whose extent the
@@ -785,9 +785,9 @@ class Session:
                 they are ignored, and such tensors left out.
             in_group: Whether each group has a full copy among its workers;
                 otherwise one copy is divided among all workers.
-            keep_blocks: Whether tensors that GGUF stores in blocks stay as they lie in the
-                file: uint8 of [..., bytes of a row]. ``plan`` and ``expect`` count numbers
-                all the same, and must not cut a block.
+            keep_blocks: Formats of GGUF's blocks, such as ``("Q4_1", "Q8_0")``, whose tensors
+                stay as they lie in the file: uint8 of [..., bytes of a row]. ``plan`` and
+                ``expect`` count numbers all the same, and must not cut a block.
             progress: Whether to show a progress bar on standard error; None shows
                 it on a terminal.
 

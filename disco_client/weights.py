@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -227,7 +227,7 @@ def choose(
     strict: bool,
     mesh: DeviceMesh,
     dtype: str = "",
-    keep_blocks: bool = False,
+    keep_blocks: Collection[str] = (),
 ) -> list[Chosen]:
     """Decides what is loaded and how it is split, and finds everything that is wrong.
 
@@ -239,7 +239,7 @@ def choose(
         strict: Whether rules without a tensor and tensors without a rule are wrong.
         mesh: The workers that will hold them; along its last axis a tensor is split.
         dtype: What tensors of floating-point numbers become; empty for what they are.
-        keep_blocks: Whether those whose numbers are stored in blocks become the bytes of these.
+        keep_blocks: The formats of blocks of which those that are stored so become the bytes.
 
     Raises:
         WeightsMismatch: Something is; the error names all of it.
@@ -262,7 +262,7 @@ def choose(
         else:
             try:
                 placed = _place(tensor, rule, expected or {}, mesh, dtype)
-                chosen.append(_in_blocks(placed) if keep_blocks and tensor.block[0] else placed)
+                chosen.append(_in_blocks(placed) if tensor.stored in keep_blocks else placed)
             except ConfigError as error:
                 problems.append(str(error))
             continue
@@ -402,11 +402,12 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     expect: Mapping[str, Sequence[int] | None] | None = None,
     strict: bool = True,
     in_group: bool = True,
-    keep_blocks: bool = False,
+    keep_blocks: Collection[str] = (),
     progress: bool | None = None,
 ) -> dict[str, DTensor]:
     """Loads a model's tensors; see ``Session.load_weights``."""
     rules, expected, kind = WeightPlan(plan), read_expected(expect), _float_name(dtype)
+    kept = _read_formats(keep_blocks)
     where = whole_path(path)
     groups = core.num_groups if in_group else 1
     shape = (groups, core.num_workers // groups) if groups > 1 else (core.num_workers,)
@@ -422,7 +423,7 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
         strict=strict,
         mesh=mesh,
         dtype=kind,
-        keep_blocks=keep_blocks,
+        keep_blocks=kept,
     )
     core.call_builtin("runtime.disco._weights_check", opened, fingerprint)
     core.sync()
@@ -435,7 +436,7 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     ):
         for some in batches([each.nbytes for each in chosen]):
             batch = [chosen[number] for number in some]
-            asked = opened, *_requests(batch), kind, *([True] if keep_blocks else [])
+            asked = opened, *_requests(batch), kind, *([list(kept)] if kept else [])
             read = core.call_builtin("runtime.disco._weights_read", *asked)
             for place, each in enumerate(batch):
                 item = core.call_builtin("runtime.disco._weights_item", read, place)
@@ -475,6 +476,20 @@ def _fetch_catalog(core: SessionCore, opened: DRef) -> tuple[list[StoredTensor],
         tensors += read_catalog(facts, first)
         if len(tensors) == facts["total"] or len(tensors) == first:
             return tensors, facts["fingerprint"]
+
+
+def _read_formats(keep_blocks: object) -> frozenset[str]:
+    """Checks which formats of blocks are to stay.
+
+    Raises:
+        ConfigError: They are no names.
+    """
+    fine = isinstance(keep_blocks, Collection) and not isinstance(keep_blocks, str)
+    names = list(cast("Collection[object]", keep_blocks)) if fine else []
+    if not fine or not all(isinstance(name, str) for name in names):
+        msg = "expected formats of blocks such as ('Q4_1', 'Q8_0') in keep_blocks, got "
+        raise ConfigError(f"{msg}{keep_blocks!r}")
+    return frozenset(cast("list[str]", names))
 
 
 def _float_name(dtype: object) -> str:

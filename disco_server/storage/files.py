@@ -228,10 +228,8 @@ class Record:
     same_as: str = ""
 
     def as_bytes(self) -> Record:
-        """The same tensor, with the bytes of its blocks for their numbers where it has blocks."""
+        """The same tensor with the bytes of its blocks for their numbers."""
         numbers, nbytes = self.block
-        if not numbers:
-            return self
         shape = (*self.shape[:-1], self.shape[-1] // numbers * nbytes)
         return replace(self, shape=shape, dtype="uint8", stored="uint8", block=(0, 0))
 

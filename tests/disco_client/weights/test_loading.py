@@ -145,6 +145,7 @@ def quantized(tmp_path):
     return tmp_path / "model.gguf", tensors
 
 
+KEPT = ("Q4_1", "Q8_0")
 IN_BLOCKS = {
     "rows.*": PlacementSpec.sharding(0),
     "down.*": PlacementSpec.explicit(1, [(0, 64), (64, 96), (96, 128), (128, 160)]),
@@ -173,15 +174,24 @@ def test_blocks_stay_as_they_lie(session, quantized):
     path, tensors = quantized
     expect = {"rows.weight": (9, 64), "down.weight": (4, 160), "norm.weight": None}
     loaded = session.load_weights(
-        path, IN_BLOCKS, in_group=False, keep_blocks=True, expect=expect, dtype="float16"
+        path, IN_BLOCKS, in_group=False, keep_blocks=KEPT, expect=expect, dtype="float16"
     )
     for name in ("rows.weight", "down.weight"):
         assert loaded[name].dtype == "uint8"
         assert np.array_equal(loaded[name].numpy(), tensors[name])
     assert loaded["down.weight"].shape_on(0) == (4, 2 * 20)
     assert loaded["norm.weight"].dtype == "float16"
-    whole = session.load_weights(path, {"*": "R"}, keep_blocks=True)
+    whole = session.load_weights(path, {"*": "R"}, keep_blocks=KEPT)
     assert np.array_equal(whole["down.weight"].shard(3), tensors["down.weight"])
+    other = session.load_weights(path, {"*": "R"}, keep_blocks={"Q8_0"})
+    assert other["down.weight"].dtype == "float32"
+
+
+@pytest.mark.parametrize("formats", [True, "Q4_1", [1]], ids=repr)
+def test_what_is_no_format_is_refused(session, tmp_path, formats):
+    """keep_blocks takes names of formats; anything else is an error at the client."""
+    with pytest.raises(ConfigError, match="expected formats of blocks such as"):
+        session.load_weights(tmp_path, {"*": "R"}, keep_blocks=formats)
 
 
 def test_a_block_that_would_be_cut_is_named(session, quantized):
@@ -189,7 +199,7 @@ def test_a_block_that_would_be_cut_is_named(session, quantized):
     path, _ = quantized
     plan = {"down.*": PlacementSpec.explicit(1, [(0, 64), (64, 80), (80, 128), (128, 160)])}
     with pytest.raises(WeightsMismatch, match=r"down\.weight: Q4_1.*blocks of 32.*index 80"):
-        session.load_weights(path, {**plan, "*": "R"}, in_group=False, keep_blocks=True)
+        session.load_weights(path, {**plan, "*": "R"}, in_group=False, keep_blocks=KEPT)
 
 
 def test_a_tensor_cache(session, tmp_path):
