@@ -7,19 +7,33 @@ kinds differ only in what is least.
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llm.kernels import BLOCK, LANES, kernels
+if TYPE_CHECKING:
+    from llm.kernels import Kernels
 
-__all__ = ["KINDS", "Blocks"]
+__all__ = ["BLOCK", "FORMATS", "LANES", "Blocks", "compiler"]
 
 Array = np.ndarray[Any, Any]
 
-KINDS = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-"""The kinds of blocks, with the bytes of each."""
+BLOCK = 32
+"""Numbers of a row that share a scale."""
+LANES = 16
+"""Rows of a matrix that are multiplied together: numbers of float32 in the widest registers."""
+FORMATS = {"Q4_0": (4, 18), "Q4_1": (4, 20), "Q8_0": (8, 34)}
+"""The formats of blocks: the bits of a number, and the bytes of a block."""
+
+_ROWS = 1024
+_LARGE = 1 << 21
+"""Bytes of numbers from which several threads multiply faster than one, all they cost included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +55,27 @@ class Blocks:
     least: Array
 
     @classmethod
-    def read(cls, raw: Array, kind: str) -> Blocks:
+    def read(cls, raw: Array, form: str) -> Blocks:
         """Takes blocks as a file has them.
 
         Args:
             raw: [out, bytes of in], bytes.
-            kind: Of `KINDS`.
+            form: Of `FORMATS`.
         """
-        rows = len(raw)
-        blocks = raw.reshape(rows, -1, KINDS[kind])
-        scale, least, numbers = _parts(blocks, kind)
-        return cls(
-            (blocks.shape[1] * BLOCK, rows),
-            4 if kind.startswith("Q4") else 8,
-            _tiles(_words(numbers, 4 if kind.startswith("Q4") else 8)),
-            _tiles(scale.view(np.uint16)),
-            _tiles(least.view(np.uint16)),
-        )
+        bits, nbytes = FORMATS[form]
+        rows, blocks = len(raw), raw.shape[1] // nbytes
+        tiles = -(-rows // LANES)
+        numbers = np.zeros((tiles, blocks, bits, LANES), np.uint32)
+        scale = np.zeros((tiles, blocks, LANES), np.uint16)
+        least = np.zeros_like(scale)
+        for first in range(0, rows, _ROWS):  # what they become meanwhile is much larger
+            some = raw[first : first + _ROWS].reshape(-1, blocks, nbytes)
+            places = slice(first // LANES, -(-(first + len(some)) // LANES))
+            parts = _parts(some, form)
+            scale[places] = _tiles(parts[0].view(np.uint16))
+            least[places] = _tiles(parts[1].view(np.uint16))
+            numbers[places] = _tiles(_words(parts[2], bits))
+        return cls((blocks * BLOCK, rows), bits, numbers, scale, least)
 
     @property
     def nbytes(self) -> int:
@@ -73,38 +91,67 @@ class Blocks:
         scale = self.scale[tile, :, lane].view(np.float16).astype(np.float32)[..., None]
         least = self.least[tile, :, lane].view(np.float16).astype(np.float32)[..., None]
         found = numbers.reshape(*scale.shape[:-1], BLOCK).astype(np.float32) * scale + least
-        return found.reshape(len(which), -1)
+        return found.reshape(len(which), self.shape[0])
 
     def product(self, rows: Array) -> Array:
         """[rows, out], float32: rows times the matrix."""
-        count, depth = rows.shape
-        own = kernels(self.bits)
-        given = self.numbers, self.scale, self.least
-        found = np.empty((count, len(self.numbers) * LANES), np.float32)
+        count = len(rows)
         rows = np.ascontiguousarray(rows, np.float32)
-        fours = 0 if count == 1 else count - count % 4
-        for first in range(0, fours, 4):
-            own.four(*given, rows[first : first + 4], found[first : first + 4])
-        left = count - fours
-        if left == 1:
-            sums = rows[-1].reshape(-1, BLOCK).sum(axis=1)
-            own.one(*given, rows[-1], sums, found[-1])
-        elif left:
-            padded = np.zeros((4, depth), np.float32)
-            padded[:left] = rows[fours:]
-            last = np.empty((4, found.shape[1]), np.float32)
-            own.four(*given, padded, last)
-            found[fours:] = last[:left]
-        return found[:, : self.shape[1]]
+        fours = count // 4 * 4 if count > 1 else 0
+        if fours < count and count > 1:  # the last ones have others beside them
+            rows = np.concatenate([rows, np.zeros((fours + 4 - count, rows.shape[1]), np.float32)])
+        found = np.empty((len(rows), len(self.numbers) * LANES), np.float32)
+        if self.numbers.nbytes < _LARGE or (pool := _threads()) is None:
+            self._multiply(rows, found, slice(None))
+        else:
+            step = -(-len(self.numbers) // pool[1])
+            parts = [slice(at, at + step) for at in range(0, len(self.numbers), step)]
+            list(pool[0].map(lambda part: self._multiply(rows, found, part), parts))
+        return found[:count, : self.shape[1]]
+
+    def _multiply(self, rows: Array, found: Array, tiles: slice) -> None:
+        """Multiplies one row, or several times four of them, by some tiles."""
+        own = _kernels(self.bits)
+        given = self.numbers[tiles], self.scale[tiles], self.least[tiles]
+        first, end, _ = tiles.indices(len(self.numbers))
+        out = found[:, first * LANES : end * LANES]
+        if len(rows) == 1:
+            own.one(*given, rows[0], rows[0].reshape(-1, BLOCK).sum(axis=1), out[0])
+            return
+        for row in range(0, len(rows), 4):
+            own.four(*given, rows[row : row + 4], out[row : row + 4])
 
 
-def _parts(blocks: Array, kind: str) -> tuple[Array, Array, Array]:
+@cache
+def compiler() -> str:
+    """What compiles the products on this worker, with its release; empty where there is none."""
+    try:
+        return f"numba {importlib.import_module('numba').__version__}"
+    except ImportError:
+        return ""
+
+
+@cache
+def _kernels(bits: int) -> Kernels:
+    # Only a worker with blocks needs the compiler.
+    make: Callable[[int], Kernels] = importlib.import_module("llm.kernels").kernels
+    return make(bits)
+
+
+@cache
+def _threads() -> tuple[ThreadPoolExecutor, int] | None:
+    """As many threads as this worker has cores; None for one."""
+    count = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    return (ThreadPoolExecutor(count, "llm-product"), count) if count > 1 else None
+
+
+def _parts(blocks: Array, form: str) -> tuple[Array, Array, Array]:
     """Scale and least, [rows, blocks], float16; and the numbers, [rows, blocks, BLOCK]."""
     scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-    if kind == "Q8_0":
+    if form == "Q8_0":
         signed = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
         return scale, scale * np.float16(-128), (signed.astype(np.int16) + 128).astype(np.uint8)
-    if kind == "Q4_1":
+    if form == "Q4_1":
         least = np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
     else:
         least = scale * np.float16(-8)

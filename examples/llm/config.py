@@ -163,11 +163,13 @@ class Checkpoint:
         path: The GGUF file, or the folder.
         config: The figures.
         metadata: What the GGUF file says, or ``config.json``.
+        formats: How the GGUF file stores each of its tensors, such as ``F32`` or ``Q4_1``.
     """
 
     path: Path
     config: Config
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    formats: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def is_gguf(self) -> bool:
@@ -304,7 +306,8 @@ def _open_gguf(path: Path) -> Checkpoint:
         )
     except (KeyError, TypeError) as error:
         raise ModelError(f"{path} does not say {error}.") from None
-    checkpoint = Checkpoint(path, config, said)
+    formats = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+    checkpoint = Checkpoint(path, config, said, formats)
     checkpoint.check(tensors)
     return checkpoint
 

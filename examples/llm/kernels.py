@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
 
-__all__ = ["BLOCK", "LANES", "Kernels", "kernels"]
+from llm.blocks import BLOCK, LANES
 
-BLOCK = 32
-"""Numbers of a row that share a scale."""
-LANES = 16
-"""Rows of a matrix that are multiplied together."""
+__all__ = ["Kernels", "kernels"]
+
 STEP = 8
 """Numbers of a row that are read at once."""
 
@@ -67,7 +64,6 @@ def _add(sums: Any, weight: Any, x: Any, k: Any) -> Any:
     )
 
 
-@cache
 def kernels(bits: int) -> Kernels:
     """Compiles the functions for 4 or 8 bits a number, at their first call."""
     options: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "nogil": True}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llm.blocks import FORMATS
 from llm.config import ModelError
 from llm.layers import BLOCK
 from llm.shares import divide, plan
@@ -66,7 +67,16 @@ class Model:
         checkpoint: The model's files, which are at the same path on every worker.
         blocks: How many blocks of `llm.layers.BLOCK` positions the cache has.
         slots: How many sequences there can be at a time.
+        compute: ``numba`` computes on blocks of 4 and 8 bits as they lie in a GGUF file, ``numpy``
+            on float32; ``auto`` does the former where all workers can.
         progress: Whether to show how far loading is; None for on a terminal.
+
+    Attributes:
+        session: See above.
+        shares: Which worker has what.
+        slots: See above.
+        blocks: See above.
+        computed_by: What computes the products, in words.
 
     Raises:
         TooManyWorkers: There are more workers than query heads.
@@ -82,6 +92,7 @@ class Model:
         *,
         blocks: int,
         slots: int,
+        compute: str = "auto",
         progress: bool | None = None,
     ) -> None:
         import disco_client
@@ -93,34 +104,57 @@ class Model:
         session.include(_FOLDER)  # what the layers import
         session.load_source(_FOLDER / "layers.py")
         names = checkpoint.names
+        formats, self.computed_by = self._choose_compute(checkpoint, compute)
         try:
             loaded = session.load_weights(
                 checkpoint.path,
                 plan(checkpoint, self.shares),
                 dtype="float32",
+                keep_blocks=set(formats.values()),
                 expect={names[ours]: shape for ours, shape in _shapes(checkpoint).items()},
                 progress=progress,
             )
         except disco_client.WeightsMismatch as error:
             raise ModelError(str(error)) from None
         for name, tensor in loaded.items():
-            if tensor.dtype != "float32":
+            if tensor.dtype != ("uint8" if name in formats else "float32"):
                 raise ModelError(f"{name} is {tensor.dtype}; expected numbers in floating point.")
         config, shares = dataclasses.asdict(self._config), dataclasses.asdict(self.shares)
         weights = {ours: loaded[theirs] for ours, theirs in names.items()}
-        self._share = self._function("share")(config, shares, weights)
+        kept = {ours: formats[theirs] for ours, theirs in names.items() if theirs in formats}
+        self._share = self._function("share")(config, shares, weights, kept)
         self._cache = self._function("cache")(self._share, blocks)
         self._latest = self._function("latest")(slots)
         given = ("ids", "spans", "tables", "sampling")
         self._step = self._capture("step", "begin", given)
         self._next_step = self._capture("next_step", "follow", ())
         self._all_logits = self._capture("logits", "begin", given, all_logits=True)
-        # The first step opens what the workers talk through, for which no question should wait.
-        self.step([Piece(0, 0, [0], [0])]).numpy()
+        # The first steps open what the workers talk through, and compile what multiplies a row and
+        # what multiplies several. No question should wait for that.
+        for tokens in ([0], [0] * BLOCK):
+            self.step([Piece(0, 0, tokens, [0])]).numpy()
 
     def count_cores(self) -> int:
         """How many cores the workers have together."""
         return sum(dict(self._function("machine")().get_all()).values())
+
+    def _choose_compute(self, checkpoint: Checkpoint, compute: str) -> tuple[dict[str, str], str]:
+        """The tensors whose blocks stay as they are, with their formats; and what computes."""
+        blocks = {
+            name: form
+            for name in checkpoint.names.values()
+            if (form := checkpoint.formats.get(name, "")) in FORMATS
+        }
+        if compute == "numpy" or (compute == "auto" and not blocks):
+            return {}, "numpy, on float32"
+        found = set(self._function("compiler")().get_all())
+        if found and all(found):
+            of = ", ".join(sorted(set(blocks.values()))) or "float32"
+            return blocks, f"{' and '.join(sorted(found))}, on blocks of {of}"
+        if compute == "numba":
+            msg = "numba is not installed on all workers: pip install 'disco-runtime[kernels]'"
+            raise ModelError(msg)
+        return {}, "numpy, on float32; numba, which is faster, is not installed on all workers"
 
     def _function(self, name: str) -> Any:
         return self.session.get_global_func(f"llm.{name}")

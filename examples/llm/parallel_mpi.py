@@ -119,7 +119,7 @@ def share_of(comm: MPI.Intracomm, checkpoint: Checkpoint) -> Share:
             axis, ranges = cut
             whole = whole.take(range(*ranges[comm.rank]), axis)
         own[name] = whole
-    return Share(dataclasses.asdict(config), dataclasses.asdict(shares), comm.rank, own)
+    return Share(dataclasses.asdict(config), dataclasses.asdict(shares), comm.rank, own, {})
 
 
 def main() -> int:

@@ -8,12 +8,25 @@ import numpy as np
 
 from llm.blocks import Blocks
 
-__all__ = ["affine", "product"]
+__all__ = ["Matrix", "affine", "matrix", "product"]
 
 Array = np.ndarray[Any, Any]
+Matrix = Array | Blocks
+"""A matrix of [in, out]: float32, or blocks."""
 
 
-def affine(rows: Array, own: dict[str, Array], name: str) -> Array:
+def matrix(stored: Array, form: str = "") -> Matrix:
+    """A matrix as it is multiplied.
+
+    Args:
+        stored: [out, in], float32; or [out, bytes of in] of blocks.
+        form: Of these blocks (see `llm.blocks.FORMATS`); empty for float32.
+    """
+    # BLAS multiplies a matrix of [in, out] by few rows up to three times as fast.
+    return Blocks.read(stored, form) if form else np.ascontiguousarray(stored.T)
+
+
+def affine(rows: Array, own: dict[str, Any], name: str) -> Array:
     """[rows, out]: rows times a layer's matrix, and its bias where it has one."""
     found = product(rows, own[name])
     bias = own.get(f"{name}_bias")
@@ -22,8 +35,8 @@ def affine(rows: Array, own: dict[str, Array], name: str) -> Array:
     return found
 
 
-def product(rows: Array, weight: Array) -> Array:
-    """[rows, out]: rows times a matrix of [in, out].
+def product(rows: Array, weight: Matrix) -> Array:
+    """[rows, out]: rows times a matrix.
 
     OpenBLAS copies the matrix before a product of more than one row, unless the product is a
     small one; for a few rows that costs more than the rest. So these are made of small ones.
