@@ -61,6 +61,9 @@ class Blocks:
         Args:
             raw: [out, bytes of in], bytes.
             form: Of `FORMATS`.
+
+        Raises:
+            ValueError: A block has a scale that is infinite or not a number.
         """
         bits, nbytes = FORMATS[form]
         rows, blocks = len(raw), raw.shape[1] // nbytes
@@ -72,6 +75,9 @@ class Blocks:
             some = raw[first : first + _ROWS].reshape(-1, blocks, nbytes)
             places = slice(first // LANES, -(-(first + len(some)) // LANES))
             parts = _parts(some, form)
+            if not (np.isfinite(parts[0]).all() and np.isfinite(parts[1]).all()):
+                msg = f"a block of {form} has a scale that is no finite number: the file is damaged"
+                raise ValueError(msg)
             scale[places] = _tiles(parts[0].view(np.uint16))
             least[places] = _tiles(parts[1].view(np.uint16))
             numbers[places] = _tiles(_words(parts[2], bits))
@@ -101,12 +107,13 @@ class Blocks:
         if fours < count and count > 1:  # the last ones have others beside them
             rows = np.concatenate([rows, np.zeros((fours + 4 - count, rows.shape[1]), np.float32)])
         found = np.empty((len(rows), len(self.numbers) * LANES), np.float32)
-        if self.numbers.nbytes < _LARGE or (pool := _threads()) is None:
+        threads = 1 if self.numbers.nbytes < _LARGE else _count_threads()
+        if threads == 1:
             self._multiply(rows, found, slice(None))
         else:
-            step = -(-len(self.numbers) // pool[1])
+            step = -(-len(self.numbers) // threads)
             parts = [slice(at, at + step) for at in range(0, len(self.numbers), step)]
-            list(pool[0].map(lambda part: self._multiply(rows, found, part), parts))
+            list(_pool(threads).map(lambda part: self._multiply(rows, found, part), parts))
         return found[:count, : self.shape[1]]
 
     def _multiply(self, rows: Array, found: Array, tiles: slice) -> None:
@@ -138,11 +145,14 @@ def _kernels(bits: int) -> Kernels:
     return make(bits)
 
 
+def _count_threads() -> int:
+    """How many cores this worker has for its products, as numerical libraries are told."""
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
 @cache
-def _threads() -> tuple[ThreadPoolExecutor, int] | None:
-    """As many threads as this worker has cores; None for one."""
-    count = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-    return (ThreadPoolExecutor(count, "llm-product"), count) if count > 1 else None
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "llm-product")
 
 
 def _parts(blocks: Array, form: str) -> tuple[Array, Array, Array]:
