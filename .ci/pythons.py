@@ -15,7 +15,7 @@ from dist import ROOT, VERSIONS, interpreters
 
 NEEDED = (("--editable", ".[server]"), ("--group", "test"))
 WANTED = (
-    *(("--editable", f".[{extra}]") for extra in ("tvm", "examples", "otel")),
+    *(("--editable", f".[{extra}]") for extra in ("tvm", "examples", "kernels", "otel")),
     ("--group", "lint"),
 )
 

@@ -28,6 +28,7 @@ from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.fairness import FAIRNESS, measure_fairness
 from disco_bench.idle import IDLE, measure_idle
 from disco_bench.interrupts import INTERRUPTS, measure_interrupts
+from disco_bench.llama import LLAMA, measure_llama
 from disco_bench.llm import LLM, measure_llm
 from disco_bench.memory import MEMORY, measure_memory
 from disco_bench.meshes import MESHES, measure_meshes
@@ -81,6 +82,7 @@ SECTIONS = {
     "meshes": RowGroup(MESHES, measure_meshes),
     "model": RowGroup(MODEL, measure_model),
     "llm": RowGroup(LLM, measure_llm),
+    "llama": RowGroup(LLAMA, measure_llama),
     "session": RowGroup(SESSIONS, measure_sessions),
     "import": RowGroup(IMPORTS, measure_imports),
     "memory": RowGroup(MEMORY, measure_memory),

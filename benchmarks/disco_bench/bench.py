@@ -45,7 +45,7 @@ def new_cluster(array_listen: str | None = None) -> LocalCluster:
             SLOTS,
             listen="127.0.0.1:0",
             allow_modules=[_FUNCTIONS, *_MODELS],
-            allow_load=[str(EXAMPLES / "llm")],
+            allow_load=["uploads"],
             import_path=[str(path) for path in paths],
         )
 

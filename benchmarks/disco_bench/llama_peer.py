@@ -1,36 +1,51 @@
-"""llama.cpp decoding one sequence of the example's model, for the section ``llm``.
+"""llama.cpp continuing prompts at once, for the section ``llama``.
 
-Started with the model's file and a number of threads, with xllamacpp installed. Each line of
-standard input, ``COUNT TOKEN TOKEN ...``, is a prompt to be continued by COUNT tokens; the answer
-is the seconds that one of them took, those of the prompt left out.
+Started with a model's file, a number of threads and of sequences, with xllamacpp installed. Each
+line of standard input is JSON: ``prompts``, lists of tokens, and ``count``, how many tokens are to
+follow each. The answer is JSON too: ``seconds``, from the question until all had them, and of the
+first prompt ``prompt_seconds`` and ``token_seconds``, what it and one of its tokens took.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 __all__ = ["main"]
 
 _POSITIONS = 1024
+"""Of each sequence."""
 
 
 def main() -> int:
     """Answers lines until standard input ends; returns the exit code."""
-    path, threads = sys.argv[1], int(sys.argv[2])
+    path, threads, sequences = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = path
-    params.n_ctx, params.n_parallel, params.verbosity = _POSITIONS, 1, -1
+    params.n_ctx, params.n_parallel, params.verbosity = _POSITIONS * sequences, sequences, -1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     server = xllamacpp.Server(params)
-    for line in sys.stdin:
-        count, *prompt = map(int, line.split())
-        request = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
-        answer = server.handle_completions(request | {"cache_prompt": False})
-        timings = answer["timings"]
-        print(timings["predicted_ms"] / timings["predicted_n"] / 1000, flush=True)
+    with ThreadPoolExecutor(sequences) as pool:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            fixed = {"n_predict": asked["count"], "temperature": 0, "ignore_eos": True}
+            requests = [
+                {"prompt": prompt, "cache_prompt": False, **fixed} for prompt in asked["prompts"]
+            ]
+            began = time.perf_counter()
+            answers = list(pool.map(server.handle_completions, requests))
+            seconds, timings = time.perf_counter() - began, answers[0]["timings"]
+            found = {
+                "seconds": seconds,
+                "prompt_seconds": timings["prompt_ms"] / 1e3,
+                "token_seconds": timings["predicted_ms"] / timings["predicted_n"] / 1e3,
+            }
+            print(json.dumps(found), flush=True)
     return 0
 
 

@@ -29,7 +29,7 @@ from disco_bench.table import Limit, Spec, Unavailable
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["LLM", "measure_llm"]
+__all__ = ["LLM", "LlmExample", "measure_llm"]
 
 _LIMIT_S = 300.0
 _BARE = "bare mpi4py ranks"
@@ -58,7 +58,6 @@ def _size(nbytes: int) -> str:
 LLM = (
     *(_tokens_spec(kind, workers) for kind in _KINDS for workers in _WORKERS),
     Spec("llm.plain", "tokens/s, 2 workers, ProcessSession", "1/s", "numpy alone, 2 BLAS threads"),
-    Spec("llm.llama", "tokens/s, 2 workers, ProcessSession", "1/s", "llama.cpp, 2 threads"),
     *(Spec(f"llm.token.{part}", f"a token of 2 workers: {part}", "s") for part in _PARTS),
     *(
         Spec(
@@ -85,7 +84,7 @@ def measure_llm(bench: Bench) -> None:
     Raises:
         Unavailable: The example's model, or what it reads it with, is not installed.
     """
-    llm = _Example()
+    llm = LlmExample()
     for kind in _KINDS:
         for workers in _WORKERS:
             _measure_tokens(bench, llm, kind, workers)
@@ -94,7 +93,7 @@ def measure_llm(bench: Bench) -> None:
     asyncio.run(_measure_streams(bench, llm))
 
 
-class _Example:
+class LlmExample:
     """The modules of the example, and its model.
 
     Raises:
@@ -156,7 +155,7 @@ def _session(bench: Bench, kind: str, workers: int) -> Generator[disco_client.Se
         yield session
 
 
-def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> None:
+def _measure_tokens(bench: Bench, llm: LlmExample, kind: str, workers: int) -> None:
     # A round is off by three hundredths, and what is to be told from a limit needs more of them.
     # Most of a round of theirs is its start, and the whole section is to take five minutes at most.
     tokens, repeat, rounds = bench.pick((32, 1, 4 if workers <= _FEW else 1), (3, 1, 1))
@@ -183,16 +182,9 @@ def _measure_tokens(bench: Bench, llm: _Example, kind: str, workers: int) -> Non
             ours, lambda: 1 / bare(1, tokens, repeat, threads=2)["seconds"], few, warm_up=0
         )
         bench.record("llm.plain", plain.measured())
-        if importlib.util.find_spec("xllamacpp") is None:
-            bench.excuse("llm.llama", "the package xllamacpp is not installed")
-            return
-        asked = " ".join(map(str, (tokens, *llm.prompt)))
-        with Child(["-m", "disco_bench.llama_peer", str(llm.checkpoint.path), "2"]) as peer:
-            llama = alternate(ours, lambda: 1 / float(peer.ask(asked, _LIMIT_S)), rounds)
-    bench.record("llm.llama", llama.measured())
 
 
-def _record_parts(bench: Bench, llm: _Example, session: disco_client.Session) -> None:
+def _record_parts(bench: Bench, llm: LlmExample, session: disco_client.Session) -> None:
     """What the ranks' flight recorders have of the last steps: inside them and between them."""
     times = llm.report.step_times(session.flight().ranks)
     for part in _PARTS:
@@ -240,7 +232,7 @@ def _measure_allreduces(bench: Bench, workers: int) -> None:
 # Many streams ------------------------------------------------------------------------------
 
 
-async def _measure_streams(bench: Bench, llm: _Example) -> None:
+async def _measure_streams(bench: Bench, llm: LlmExample) -> None:
     tokens, rounds = bench.pick((24, 2), (3, 1))
     address = bench.cluster.address
     engine = llm.engine.Engine(

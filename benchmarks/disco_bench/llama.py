@@ -1,0 +1,194 @@
+"""A language model from its file of 4-bit blocks, beside llama.cpp on as many threads."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import disco_client
+from disco_bench.bench import Bench, variable
+from disco_bench.child import Child, peer_python
+from disco_bench.llm import LlmExample
+from disco_bench.sampling import alone, alternate
+from disco_bench.table import Limit, Spec, Unavailable
+
+__all__ = ["LLAMA", "measure_llama"]
+
+_LIMIT_S = 300.0
+_PEER = "llama.cpp, {} thread{}, the same file"
+_STREAMS = 16
+_PROMPT = 512
+_OVERHEAD_S, _OVERHEAD_SHARE = 0.8e-3, 0.08
+
+
+def _even(must: float = 1.0) -> Limit:
+    return Limit("ratio", must=must, least=True)
+
+
+def _specs(workers: int) -> list[Spec]:
+    peer = _PEER.format(workers, "s" if workers > 1 else "")
+    return [
+        Spec(f"llama.one.{workers}", f"tokens/s, one stream, {workers} workers", "1/s", peer, _even()),
+        Spec(
+            f"llama.prompt.{workers}",
+            f"tokens/s of a prompt of {_PROMPT}, {workers} workers",
+            "1/s",
+            peer,
+            _even(),
+        ),
+        Spec(
+            f"llama.many.{workers}",
+            f"tokens/s, {_STREAMS} streams, {workers} workers",
+            "1/s",
+            f"llama.cpp, as many threads, Q8_0",
+            _even(1.2),
+        ),
+    ]
+
+
+LLAMA = (
+    *_specs(1),
+    *_specs(2),
+    Spec("llama.memory", "memory of the weights, 1 worker", "B", "the file", Limit("ratio", 1.15)),
+    Spec(
+        "llama.overhead",
+        "control and sums of a token, 2 workers",
+        "s",
+        "0.8 ms or 8 % of the token, the larger",
+        Limit("ratio", 1.0),
+    ),
+)
+
+
+def measure_llama(bench: Bench) -> None:
+    """Measures the example's model on ProcessSessions, beside llama.cpp.
+
+    Raises:
+        Unavailable: The example's model or llama.cpp is not installed.
+    """
+    llm = LlmExample()
+    python = peer_python("llama", "bench-llama")
+    with tempfile.TemporaryDirectory() as folder:
+        wide = Path(folder) / "wide.gguf"
+        _write_wide(llm.checkpoint.path, wide)
+        for workers in (1, 2):
+            _measure(bench, llm, workers, python, wide)
+
+
+def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Path) -> None:
+    rounds, tokens = bench.pick((5, 64), (1, 2))
+    with _model(llm, workers) as model:
+        one = [str(llm.checkpoint.path), str(workers), "1"]
+        with Child(["-m", "disco_bench.llama_peer", *one], python=python) as peer:
+            ask = {"prompts": [list(llm.prompt)], "count": tokens}
+            pair = alternate(
+                lambda: 1 / llm.decode(model, tokens),
+                lambda: 1 / _ask(peer, ask)["token_seconds"],
+                rounds,
+            )
+            bench.record(f"llama.one.{workers}", pair.measured(model.computed_by))
+            prompt = [100 + 7 * n for n in range(_PROMPT)]
+            ask_prompt = {"prompts": [prompt], "count": 1}
+            pair = alternate(
+                lambda: _PROMPT / _read_prompt(llm, model, prompt),
+                lambda: _PROMPT / _ask(peer, ask_prompt)["prompt_seconds"],
+                rounds,
+            )
+            bench.record(f"llama.prompt.{workers}", pair.measured())
+        if workers == 1:
+            held = model.weight_bytes()
+            bench.record("llama.memory", alone([held], llm.checkpoint.path.stat().st_size))
+        else:
+            llm.decode(model, tokens)
+            times = llm.report.step_times(model.session.flight().ranks)
+            token = times.compute + times.collectives + times.control
+            limit = max(_OVERHEAD_S, _OVERHEAD_SHARE * token)
+            bench.record("llama.overhead", alone([times.collectives + times.control], limit))
+        many = [str(wide), str(workers), str(_STREAMS)]
+        with Child(["-m", "disco_bench.llama_peer", *many], python=python) as peer:
+            prompts = [[500 + n, *llm.prompt] for n in range(_STREAMS)]
+            ask_many = {"prompts": prompts, "count": tokens}
+            pair = alternate(
+                lambda: _STREAMS * tokens / _continue(llm, model, prompts, tokens),
+                lambda: _STREAMS * tokens / _ask(peer, ask_many)["seconds"],
+                rounds,
+            )
+            bench.record(f"llama.many.{workers}", pair.measured())
+
+
+@contextlib.contextmanager
+def _model(llm: LlmExample, workers: int) -> Generator[Any]:
+    # One core each, as llama.cpp has one for a thread.
+    with (
+        variable("OPENBLAS_NUM_THREADS", "1"),
+        variable("OMP_NUM_THREADS", "1"),
+        disco_client.ProcessSession(workers) as session,
+    ):
+        blocks = 16 * _STREAMS
+        yield llm.model.Model(
+            session, llm.checkpoint, blocks=blocks, slots=_STREAMS, progress=False
+        )
+
+
+def _ask(peer: Child, question: dict[str, Any]) -> dict[str, float]:
+    return json.loads(peer.ask(json.dumps(question), _LIMIT_S))
+
+
+def _read_prompt(llm: LlmExample, model: Any, prompt: Sequence[int]) -> float:
+    """The seconds from a prompt to the token that follows it, with chunks as the service has."""
+    piece, block, chunk = llm.model.Piece, llm.model.BLOCK, 64
+    blocks = range(-(-len(prompt) // block) + 1)
+    began = time.perf_counter()
+    for first in range(0, len(prompt), chunk):
+        some = prompt[first : first + chunk]
+        found = model.step([piece(0, first, some, blocks, first + chunk >= len(prompt))])
+    found.numpy()
+    return time.perf_counter() - began
+
+
+def _continue(llm: LlmExample, model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    """The seconds from some prompts until as many tokens follow each of them."""
+    piece, each = llm.model.Piece, 16
+    pieces = [
+        piece(n, 0, prompt, range(each * n, each * (n + 1))) for n, prompt in enumerate(prompts)
+    ]
+    began = time.perf_counter()
+    ahead = model.step(pieces).future()
+    for _ in range(tokens - 1):
+        with model.session.batch():
+            following = model.next_step().future()
+        ahead.result()
+        ahead = following
+    ahead.result()
+    return time.perf_counter() - began
+
+
+def _write_wide(path: Path, wide: Path) -> None:
+    """Writes a model's file again with blocks of 8 bits, as llama.cpp's fastest."""
+    try:
+        gguf: Any = importlib.import_module("gguf")
+    except ImportError as error:
+        raise Unavailable(f"the package gguf is not installed: {error}") from None
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(wide, "llama")
+    for name, part in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind = part.types[0]
+            inner = part.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, part.contents(), kind, inner)
+    form = gguf.GGMLQuantizationType.Q8_0
+    for tensor in reader.tensors:
+        numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if numbers.ndim == 2:
+            writer.add_tensor(tensor.name, gguf.quantize(numbers, form), raw_dtype=form)
+        else:
+            writer.add_tensor(tensor.name, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
