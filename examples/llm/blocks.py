@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from llm.kernels import Kernels
 
 __all__ = ["BLOCK", "FORMATS", "LANES", "Blocks", "compiler"]
 
@@ -43,7 +40,7 @@ class Blocks:
     Attributes:
         shape: In and out.
         bits: Of a number.
-        numbers: See `llm.kernels.Kernels`, as scale and least.
+        numbers: See `llm.kernels`, as scale and least.
         scale: Likewise.
         least: Likewise.
     """
@@ -118,15 +115,16 @@ class Blocks:
 
     def _multiply(self, rows: Array, found: Array, tiles: slice) -> None:
         """Multiplies one row, or several times four of them, by some tiles."""
-        own = _kernels(self.bits)
-        given = self.numbers[tiles], self.scale[tiles], self.least[tiles]
+        own = _kernels()
+        nibbles = (0,) * (self.bits // 4)
+        given = nibbles, self.numbers[tiles], self.scale[tiles], self.least[tiles]
         first, end, _ = tiles.indices(len(self.numbers))
         out = found[:, first * LANES : end * LANES]
         if len(rows) == 1:
-            own.one(*given, rows[0], rows[0].reshape(-1, BLOCK).sum(axis=1), out[0])
+            own.multiply_one(*given, rows[0], rows[0].reshape(-1, BLOCK).sum(axis=1), out[0])
             return
         for row in range(0, len(rows), 4):
-            own.four(*given, rows[row : row + 4], out[row : row + 4])
+            own.multiply_four(*given, rows[row : row + 4], out[row : row + 4])
 
 
 @cache
@@ -139,10 +137,9 @@ def compiler() -> str:
 
 
 @cache
-def _kernels(bits: int) -> Kernels:
+def _kernels() -> ModuleType:
     # Only a worker with blocks needs the compiler.
-    make: Callable[[int], Kernels] = importlib.import_module("llm.kernels").kernels
-    return make(bits)
+    return importlib.import_module("llm.kernels")
 
 
 def _count_threads() -> int:

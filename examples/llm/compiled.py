@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from llm.kernels import compiled
 
 __all__ = ["attend", "normalize", "silu", "turn"]
 
-# All that makes sums vectors; infinities and what is not a number stay what they are.
-_MATH = {"reassoc", "contract", "nsz", "arcp"}
-_OPTIONS: dict[str, Any] = {"fastmath": _MATH, "error_model": "numpy", "nogil": True}
-
-
-@numba.njit(**_OPTIONS)
+@compiled
 def normalize(x: Any, weight: Any, epsilon: Any) -> Any:
     """RMS normalisation of [..., width] along the last axis; see `llm.layers.Share.normalize`."""
     found = np.empty_like(x)
@@ -33,7 +29,7 @@ def normalize(x: Any, weight: Any, epsilon: Any) -> Any:
     return found
 
 
-@numba.njit(**_OPTIONS)
+@compiled
 def turn(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
     """Turns pairs of [rows, heads, head] by the angles of their rows.
 
@@ -56,7 +52,7 @@ def turn(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
     return found
 
 
-@numba.njit(**_OPTIONS)
+@compiled
 def silu(x: Any) -> None:
     """x / (1 + exp(-x)), in place."""
     flat = x.reshape(-1)
@@ -64,7 +60,7 @@ def silu(x: Any) -> None:
         flat[i] /= np.float32(1) + np.exp(-flat[i])
 
 
-@numba.njit(**_OPTIONS)
+@compiled
 def attend(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, not objects)
     asked: Any,
     keys: Any,
