@@ -40,7 +40,7 @@ def compiled(func: Callable[..., Any]) -> Callable[..., Any]:
         return numba.njit(**_OPTIONS)(func)
 
 
-@numba.njit(inline="always")
+@numba.njit(**_OPTIONS)
 def _wide(bits: Any) -> Any:
     """The float32 of a finite float16, given as its bits."""
     v = np.uint32(bits)
@@ -50,7 +50,7 @@ def _wide(bits: Any) -> Any:
     return np.uint32(magnitude | sign).view(np.float32) * np.float32(2.0**112)
 
 
-@numba.njit(inline="always")
+@numba.njit(**_OPTIONS)
 def _number(numbers: Any, nibbles: Any, t: Any, b: Any, step: Any, i: Any, lane: Any) -> Any:
     """Number i of a step, as float32."""
     bits = 4 * len(nibbles)
@@ -59,7 +59,7 @@ def _number(numbers: Any, nibbles: Any, t: Any, b: Any, step: Any, i: Any, lane:
     return np.float32(np.int32((word >> np.uint32(bits * (i % each))) & mask))
 
 
-@numba.njit(inline="always")
+@numba.njit(**_OPTIONS)
 def _add(sums: Any, weight: Any, x: Any, k: Any) -> Any:
     """Adds what a weight makes of four rows' number k."""
     return (
