@@ -18,9 +18,11 @@ import numpy as np
 
 import disco_server
 from llm.choosing import choose
+from llm.fused import unfuse
 from llm.products import affine, product
+from llm.turning import Angles
 
-__all__ = ["BLOCK", "Batch", "Share", "Span"]
+__all__ = ["BLOCK", "Batch", "Share", "Sight", "Span"]
 
 BLOCK = 16
 """How many positions a block of the cache has."""
@@ -29,19 +31,30 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Sight:
+    """The positions of a sequence that a span's rows see.
+
+    Attributes:
+        held: Where the cache has them, up to the last one of the span; a slice where their blocks
+            lie in a row, so that nothing is copied.
+        hidden: [rows, positions], where a row may not look; None where all rows see all.
+    """
+
+    held: slice | Array
+    hidden: Array | None
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Consecutive tokens of one sequence in a step.
 
     Attributes:
         rows: Which rows of the step they are.
-        held: Where the cache has the positions of the sequence, from its first one to the last
-            one of this span; a slice where its blocks lie in a row, so that nothing is copied.
-        hidden: [rows, positions], where a row may not look; None for a single row.
+        sights: What they see in layers that see all positions, and in layers that see a window.
     """
 
     rows: slice
-    held: slice | Array
-    hidden: Array | None
+    sights: tuple[Sight, Sight]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +63,8 @@ class Batch:
 
     Attributes:
         ids: [rows], the tokens.
-        cos: [rows, 1, head / 2], of the angles of their positions.
-        sin: Likewise.
+        turns: What turns their heads in layers that see all positions, and in layers that see a
+            window: as `llm.turning.Angles.at` gives it.
         places: [rows], where the cache keeps their keys and values.
         spans: The sequences.
         wanted: [tokens wanted], the rows behind which the next token is wanted.
@@ -62,8 +75,7 @@ class Batch:
     """
 
     ids: Array
-    cos: Array
-    sin: Array
+    turns: tuple[tuple[Array, Array], tuple[Array, Array]]
     places: Array
     spans: list[Span]
     wanted: Array
@@ -105,26 +117,9 @@ class Share:
     ) -> None:
         self.head = int(config["head"])
         self.width = int(config["width"])
-        self.interleaved = bool(config["interleaved"])
         self.epsilon = np.float32(config["epsilon"])
         self.activate = _ACTIVATIONS[config["activation"]]
-        # As [in, out], which BLAS multiplies by few rows up to three times as fast.
-        own = {
-            name: np.ascontiguousarray(array.T)
-            for name, array in weights.items()
-            # The parts of all workers are added up, and the bias of a sum counts once.
-            if worker == 0 or not name.endswith(("out_bias", "down_bias"))
-        }
-        self.layers = [
-            {
-                name.partition(".")[2]: array
-                for name, array in own.items()
-                if name.startswith(f"{layer}.")
-            }
-            for layer in range(int(config["layers"]))
-        ]
-        self.norm, self.embedding = own["norm"], own["embedding"]
-        self.output = own.get("output", self.embedding)
+        self.traits: dict[str, Any] = config["traits"]
         first, end = shares["heads"][worker]
         self.heads = end - first
         each = int(config["heads"]) // int(config["kv_heads"])
@@ -137,13 +132,38 @@ class Share:
         ]
         self.first_token, _ = shares["tokens"][worker]
         self.vocabulary = [end - first for first, end in shares["tokens"]]
-        pairs = np.arange(0, self.head, 2, dtype=np.float64)
-        speeds = float(config["rope_base"]) ** (-pairs / self.head)
-        if config["rope_divisors"]:
-            speeds /= np.array(config["rope_divisors"], np.float64)
-        angles = np.outer(np.arange(int(config["context"])), speeds)
-        self.cos = np.cos(angles).astype(np.float32)[:, None]
-        self.sin = np.sin(angles).astype(np.float32)[:, None]
+        first, end = shares["inner"][worker]
+        own = self._own(weights, worker, end - first)
+        self.layers = [
+            {
+                name.partition(".")[2]: array
+                for name, array in own.items()
+                if name.startswith(f"{layer}.")
+            }
+            for layer in range(int(config["layers"]))
+        ]
+        self.norm, self.embedding = own["norm"], own["embedding"]
+        self.output = own.get("output", self.embedding)
+        ropes = (config["rope"], self.traits["local_rope"] or config["rope"])
+        context, interleaved = int(config["context"]), bool(config["interleaved"])
+        self.angles = [Angles(each, self.head, context, interleaved=interleaved) for each in ropes]
+
+    def _own(self, weights: dict[str, Array], worker: int, columns: int) -> dict[str, Array]:
+        """This worker's matrices as it multiplies by them, and its norms as they count."""
+        queries, kv = self.heads * self.head, self.kv_heads * self.head
+        rows = {"query": queries, "key": kv, "value": kv, "gate": columns, "up": columns}
+        # As [in, out], which BLAS multiplies by few rows up to three times as fast.
+        own = {
+            name: np.ascontiguousarray(array.T)
+            for name, array in unfuse(weights, rows).items()
+            # The parts of all workers are added up, and the bias of a sum counts once.
+            if worker == 0 or not name.endswith(("out_bias", "down_bias"))
+        }
+        offset = np.float32(self.traits["norm_offset"])
+        return {
+            name: array + offset if offset and name.endswith("norm") else array
+            for name, array in own.items()
+        }
 
     def make_cache(self, blocks: int) -> Array:
         """[layers, 2, heads of keys and values, positions, head]: keys and values, float32."""
@@ -185,16 +205,14 @@ class Share:
             at = np.arange(start, end)
             positions[rows] = at
             places[rows] = held.start + at if isinstance(held, slice) else held[start:end]
-            hidden = np.arange(end) > at[:, None] if count > 1 else None
-            made.append(Span(rows, held, hidden))
+            made.append(Span(rows, self._sights(held, at)))
             if wants:
                 wanted.append(row - 1)
                 slots.append(slot)
                 draws.append((seed, end, temperature, top_p))
         return Batch(
             ids,
-            self.cos[positions],
-            self.sin[positions],
+            (self.angles[0].at(positions), self.angles[1].at(positions)),
             places,
             made,
             np.array(wanted, np.int64),
@@ -223,28 +241,45 @@ class Share:
         mine = (columns >= 0) & (columns < self.embedding.shape[1])
         x = np.zeros((len(columns), self.width), np.float32)
         x[mine] = self.embedding[:, columns[mine]].T
+        if self.traits["embedding_scale"] != 1:
+            x *= np.float32(self.traits["embedding_scale"])
         return x
+
+    def add(self, x: Array, more: Array, layer: int, norm: str) -> None:
+        """Adds in place what a part of a layer has brought, normalised where the model does.
+
+        Args:
+            x: [rows, width], the hidden state.
+            more: [rows, width], the sum of what all workers brought.
+            layer: The number of the layer; -1 for the last one.
+            norm: The norm behind the part: ``after_norm`` or ``inner_after_norm``.
+        """
+        weight = self.layers[layer].get(norm)
+        x += more if weight is None else self.normalize(more, weight)
 
     def attend(self, cache: Array, batch: Batch, x: Array, layer: int) -> Array:
         """[rows, width]: what this worker's heads add; their keys and values go to the cache."""
         own = self.layers[layer]
+        local = layer in self.traits["local"]
         h = self.normalize(x, own["norm"])
-        asked = self._turn(affine(h, own, "query").reshape(len(x), self.heads, self.head), batch)
-        new = self._turn(affine(h, own, "key").reshape(len(x), self.kv_heads, self.head), batch)
+        asked = self._heads_of(h, own, "query", batch, local)
         keys, values = cache[layer]
+        new = self._heads_of(h, own, "key", batch, local)
         keys[:, batch.places] = new.transpose(1, 0, 2)
         new = affine(h, own, "value").reshape(len(x), self.kv_heads, self.head)
         values[:, batch.places] = new.transpose(1, 0, 2)
-        asked *= np.float32(self.head**-0.5)
+        asked *= np.float32(self.traits["attention_scale"] or self.head**-0.5)
         mixed = np.empty_like(asked)
         for span in batch.spans:
+            sight = span.sights[local]
             for kv, readers in enumerate(self.readers):
-                own_keys, own_values = keys[kv, span.held], values[kv, span.held]
+                own_keys, own_values = keys[kv, sight.held], values[kv, sight.held]
                 q = asked[span.rows, readers]
                 scores = q.reshape(-1, self.head) @ own_keys.T
-                if span.hidden is not None:
+                _cap(scores, self.traits["attention_cap"])
+                if sight.hidden is not None:
                     by_head = scores.reshape(*q.shape[:2], -1)
-                    np.copyto(by_head, -np.inf, where=span.hidden[:, None])
+                    np.copyto(by_head, -np.inf, where=sight.hidden[:, None])
                 scores -= scores.max(axis=1, keepdims=True)
                 np.exp(scores, out=scores)
                 scores /= scores.sum(axis=1, keepdims=True)
@@ -263,6 +298,7 @@ class Share:
     def logits(self, x: Array) -> Array:
         """[rows, the most tokens of any worker]: of this worker's tokens, and then -inf."""
         mine = product(self.normalize(x, self.norm), self.output)
+        _cap(mine, self.traits["logit_cap"])
         widest = max(self.vocabulary)
         if mine.shape[1] == widest:
             return mine
@@ -316,17 +352,37 @@ class Share:
         scale += self.epsilon
         return x / np.sqrt(scale, out=scale) * weight
 
-    def _turn(self, x: Array, batch: Batch) -> Array:
-        """Turns pairs of [rows, heads, head] by the angles of their positions."""
-        turned = np.empty_like(x)
-        half = self.head // 2
-        if self.interleaved:
-            one, other = slice(0, None, 2), slice(1, None, 2)
-        else:
-            one, other = slice(half), slice(half, None)
-        turned[..., one] = x[..., one] * batch.cos - x[..., other] * batch.sin
-        turned[..., other] = x[..., one] * batch.sin + x[..., other] * batch.cos
-        return turned
+    def _heads_of(
+        self, h: Array, own: dict[str, Array], name: str, batch: Batch, local: bool
+    ) -> Array:
+        """[rows, heads, head]: this worker's heads of queries or of keys, turned."""
+        heads = affine(h, own, name).reshape(len(h), -1, self.head)
+        if self.traits["head_norms"]:
+            heads = self.normalize(heads, own[f"{name}_norm"])
+        return self.angles[local].turn(heads, batch.turns[local])
+
+    def _sights(self, held: slice | Array, at: Array) -> tuple[Sight, Sight]:
+        """What rows at consecutive positions see: all before them, and a window of it."""
+        start, end = int(at[0]), int(at[-1]) + 1
+        all_hidden = np.arange(end) > at[:, None] if len(at) > 1 else None
+        every = Sight(held, all_hidden)
+        window = self.traits["window"]
+        if not window or end <= window:
+            return every, every
+        first = max(start + 1 - window, 0)
+        seen = slice(held.start + first, held.stop) if isinstance(held, slice) else held[first:]
+        if all_hidden is None:
+            return every, Sight(seen, None)
+        hidden = all_hidden[:, first:] | (np.arange(first, end) <= at[:, None] - window)
+        return every, Sight(seen, hidden)
+
+
+def _cap(x: Array, cap: float) -> None:
+    """Bends numbers smoothly into (-cap, cap), in place; 0 for no cap."""
+    if cap:
+        x /= np.float32(cap)
+        np.tanh(x, out=x)
+        x *= np.float32(cap)
 
 
 def _silu(x: Array) -> None:
@@ -421,14 +477,14 @@ def attend(
 ) -> Array:
     """Adds what the layer before has brought, in place; then see `Share.attend`."""
     if more is not None:
-        x += more
+        share.add(x, more, layer - 1, "inner_after_norm")
     return share.attend(cache, batch, x, layer)
 
 
 @disco_server.register_func("llm.feed_forward")
 def feed_forward(share: Share, x: Array, more: Array, layer: int) -> Array:
     """Adds what attention has brought, in place; then see `Share.feed_forward`."""
-    x += more
+    share.add(x, more, layer, "after_norm")
     return share.feed_forward(x, layer)
 
 
@@ -436,7 +492,7 @@ def feed_forward(share: Share, x: Array, more: Array, layer: int) -> Array:
 def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array) -> Array:
     """Adds what the last layer has brought; then see `Share.find_next`."""
     worker = disco_server.current_worker()
-    x += more
+    share.add(x, more, -1, "inner_after_norm")
     latest.batch = batch
 
     def from_first(mine: Array) -> Array:
@@ -449,4 +505,5 @@ def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array)
 def all_logits(share: Share, x: Array, more: Array) -> Array:
     """[rows, tokens]: the logits behind each row."""
     worker = disco_server.current_worker()
-    return share.whole(worker.allgather(share.logits(x + more)))
+    share.add(x, more, -1, "inner_after_norm")
+    return share.whole(worker.allgather(share.logits(x)))

@@ -136,11 +136,11 @@ HARMLESS = {
 def test_fields_that_change_nothing_are_let_be(tmp_path):
     """All at once, as they stand in published models; null is a field that is not there."""
     config = open_with(tmp_path, **HARMLESS).config
-    assert (config.rope_base, config.rope_divisors, config.biases) == (500000.0, (), ())
-    assert open_with(tmp_path).config.rope_base == 10000.0
+    assert (config.rope.base, config.rope.divisors, config.biases) == (500000.0, (), ())
+    assert open_with(tmp_path).config.rope.base == 10000.0
     same = {"type": "linear", "factor": 2.0}
     both = open_with(tmp_path, rope_scaling=same, rope_parameters=same).config
-    assert both.rope_divisors == (2.0,) * 8
+    assert both.rope.divisors == (2.0,) * 8
     with pytest.raises(ModelError, match=r"rope_scaling = .* and rope_parameters = "):
         open_with(tmp_path, rope_scaling=same, rope_parameters=LLAMA3)
 
@@ -202,7 +202,7 @@ def test_metadata_that_change_nothing_are_let_be(tmp_path):
     }
     path = write_gguf(tmp_path / "tiny.gguf", metadata=said)
     assert said.keys() <= GGUFReader(path).fields.keys()
-    assert open_checkpoint(path).config.rope_divisors == ()
+    assert open_checkpoint(path).config.rope.divisors == ()
     said = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
     path = write_gguf(tmp_path / "tiny.gguf", metadata=said)
-    assert open_checkpoint(path).config.rope_divisors == ()
+    assert open_checkpoint(path).config.rope.divisors == ()

@@ -34,7 +34,7 @@ def write_folder(folder, gguf, *, metadata=None, tensors=None, **changes):
         "intermediate_size": config.inner,
         "vocab_size": config.vocabulary,
         "max_position_embeddings": config.context,
-        "rope_theta": config.rope_base,
+        "rope_theta": config.rope.base,
         "rms_norm_eps": config.epsilon,
         "tie_word_embeddings": config.tied,
         "attention_bias": "query" in config.biases,
