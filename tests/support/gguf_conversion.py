@@ -30,23 +30,22 @@ SPLITS = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "phi3": "gpt
 """The names of how texts are split."""
 
 
-def convert(folder: Path, path: Path, metadata: Mapping[str, object] | None = None) -> Path:
+def convert(folder: Path, path: Path, metadata: Mapping[str, int] | None = None) -> Path:
     """Writes the GGUF file of a folder; returns its path.
 
     Args:
         folder: With ``config.json``, ``model.safetensors`` and ``tokenizer.json``.
         path: The file.
-        metadata: More fields, without the name of the architecture.
+        metadata: More fields, numbers from 0 on, without the name of the architecture.
     """
     said = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[said["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name(folder.name)
+    writer.add_name("synthetic")
     _add_figures(writer, said, architecture)
     more = _SAYING.get(architecture, lambda *_: {})(writer, said)
     for name, value in (metadata or {}).items():
-        kind = gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(f"{architecture}.{name}", value, kind)
+        writer.add_uint32(f"{architecture}.{name}", value)
     _add_tokenizer(writer, folder, said, architecture)
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, said["num_hidden_layers"])
@@ -173,9 +172,14 @@ def _add_tokenizer(
     vocabulary = {**found["model"]["vocab"]}
     vocabulary |= {each["content"]: each["id"] for each in found["added_tokens"]}
     words = sorted(vocabulary, key=lambda word: vocabulary[word])
-    kinds = [gguf.TokenType.CONTROL if n in marks else gguf.TokenType.NORMAL for n in range(len(words))]
+    kinds = [
+        gguf.TokenType.CONTROL if n in marks else gguf.TokenType.NORMAL for n in range(len(words))
+    ]
     if found["model"]["byte_fallback"]:
-        kinds = [gguf.TokenType.BYTE if w.startswith("<0x") else k for w, k in zip(words, kinds, strict=True)]
+        kinds = [
+            gguf.TokenType.BYTE if w.startswith("<0x") else k
+            for w, k in zip(words, kinds, strict=True)
+        ]
         kinds[0] = gguf.TokenType.UNKNOWN
         ranks = {"".join(merge): -float(n) for n, merge in enumerate(found["model"]["merges"])}
         writer.add_tokenizer_model("llama")

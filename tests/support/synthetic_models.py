@@ -42,7 +42,7 @@ LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+    "original_max_position_embeddings": 64,
 }
 LONGROPE = {
     "rope_type": "longrope",
@@ -94,6 +94,15 @@ CASES: dict[str, dict[str, object]] = {
     },
 }
 """The fields of each case besides `FIGURES`."""
+
+SAID_BESIDE: dict[str, dict[str, int]] = {
+    "mistral": {"attention.sliding_window": 24},
+    "gemma3": {"attention.sliding_window_pattern": 2},
+}
+"""What a GGUF file has to say of a case that llama.cpp's converter does not write."""
+
+UNSAID = frozenset(("qwen2 with a window",))
+"""The cases that no GGUF file can say."""
 
 PIECES = frozenset(("mistral", "mistral without a window", "phi3", "gemma2", "gemma3"))
 """The cases whose tokenizer is in the manner of SentencePiece; the others' is byte-level BPE."""
