@@ -168,8 +168,8 @@ def test_llama_cpp_finds_the_same_in_the_gguf_files(written, case):
     prompt = written(case).ids[: 6 if short else PROMPT]
     count = 18 if short else COUNT
     text = Text(open_checkpoint(path))
-    # A context of 128, the most for which the short divisors of LongRoPE are.
-    peer = Peer(library, path, 128)
+    # It rounds a context up to 256, the most for which the short divisors of LongRoPE are.
+    peer = Peer(library, path, 256)
     body = {"prompt": prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
     theirs = peer.post("/completion", {**body, "return_tokens": True})["tokens"]
     for said in SAID:

@@ -50,7 +50,7 @@ LONGROPE = {
     "short_factor": [1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8, 2.2],
     "long_factor": [1.0, 1.1, 1.3, 1.8, 2.5, 4.0, 6.0, 9.0, 12.0],
     "partial_rotary_factor": 0.75,
-    "original_max_position_embeddings": 128,
+    "original_max_position_embeddings": 256,
 }
 ALTERNATING = ["sliding_attention", "full_attention"] * (LAYERS // 2)
 CASES: dict[str, dict[str, object]] = {
@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, object]] = {
     "phi4": {
         "model_type": "phi3",
         "rope_parameters": LONGROPE,
-        "original_max_position_embeddings": 128,
+        "original_max_position_embeddings": 256,
         "tie_word_embeddings": True,
     },
     "gemma2": {
