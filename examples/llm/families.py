@@ -122,11 +122,12 @@ class Family:
 
 _QWEN = Saying(
     served=frozenset(("layer_types", "max_window_layers", "sliding_window", "use_sliding_window")),
+    neutral={"use_mrope": (False,)},
     missing={"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28},
 )
 _GEMMA = frozenset(
     (
-        "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "layer_types",
+        "attention_bias", "final_logit_softcapping", "hidden_activation", "layer_types",
         "query_pre_attn_scalar", "sliding_window",
     )
 )  # fmt: skip
@@ -187,6 +188,7 @@ FAMILIES = (
         windows="late",
         saying=Saying(
             served=_QWEN.served | {"attention_bias"},
+            neutral=_QWEN.neutral,
             missing={**_QWEN.missing, "head_dim": 128},
         ),
     ),
@@ -229,7 +231,7 @@ FAMILIES = (
         root_scale=True,
         wide_layers=46,
         saying=Saying(
-            served=_GEMMA | {"attention_bias"},
+            served=_GEMMA | {"attn_logit_softcapping"},
             harmless=frozenset(("cache_implementation", "hidden_act", "sliding_window_size")),
             missing={
                 **_GEMMA_MISSING,
@@ -254,7 +256,7 @@ FAMILIES = (
         root_scale=True,
         wide_layers=62,
         saying=Saying(
-            served=_GEMMA | {"attention_bias", "rope_local_base_freq", "sliding_window_pattern"},
+            served=_GEMMA | {"rope_local_base_freq", "sliding_window_pattern"},
             harmless=frozenset(("_sliding_window_pattern", "cache_implementation", "hidden_act")),
             missing={**_GEMMA_MISSING, "rope_theta": 1e6},
             gguf=_GEMMA_GGUF | {"rope.freq_base_swa"},

@@ -144,9 +144,11 @@ class Share:
         ]
         self.norm, self.embedding = own["norm"], own["embedding"]
         self.output = own.get("output", self.embedding)
-        ropes = (config["rope"], self.traits["local_rope"] or config["rope"])
         context, interleaved = int(config["context"]), bool(config["interleaved"])
-        self.angles = [Angles(each, self.head, context, interleaved=interleaved) for each in ropes]
+        far = Angles(config["rope"], self.head, context, interleaved=interleaved)
+        own_rope = self.traits["local_rope"]
+        near = own_rope and Angles(own_rope, self.head, context, interleaved=interleaved)
+        self.angles: tuple[Angles, Angles] = far, near or far
 
     def _own(self, weights: dict[str, Array], worker: int, columns: int) -> dict[str, Array]:
         """This worker's matrices as it multiplies by them, and its norms as they count."""
@@ -212,7 +214,7 @@ class Share:
                 draws.append((seed, end, temperature, top_p))
         return Batch(
             ids,
-            (self.angles[0].at(positions), self.angles[1].at(positions)),
+            self._turns(positions),
             places,
             made,
             np.array(wanted, np.int64),
@@ -360,6 +362,12 @@ class Share:
         if self.traits["head_norms"]:
             heads = self.normalize(heads, own[f"{name}_norm"])
         return self.angles[local].turn(heads, batch.turns[local])
+
+    def _turns(self, positions: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """See `Batch.turns`."""
+        far, near = self.angles
+        turns = far.at(positions)
+        return turns, turns if near is far else near.at(positions)
 
     def _sights(self, held: slice | Array, at: Array) -> tuple[Sight, Sight]:
         """What rows at consecutive positions see: all before them, and a window of it."""

@@ -100,7 +100,7 @@ def read_json(path: Path, said: Mapping[str, Any], head: int, family: Family) ->
     found: Any = older or newer or {}
     if older and newer and older != newer:
         raise ModelError(f"{path} has rope_scaling = {older!r} and rope_parameters = {newer!r}.")
-    usual = said.get("rope_theta", family.saying.missing.get("rope_theta"))
+    usual = "rope_theta", said.get("rope_theta", family.saying.missing.get("rope_theta"))
     if family.local_base is None:
         return _Stretch(path, name, found, said, family).turning(head, usual)
     near: Any = {}
@@ -108,8 +108,8 @@ def read_json(path: Path, said: Mapping[str, Any], head: int, family: Family) ->
         kinds = cast("dict[str, Any]", found)
         found, near = (kinds.get(kind) or {} for kind in _KINDS_OF_LAYERS)
     far = _Stretch(path, name, found, said, family).turning(head, usual)
-    base = said.get("rope_local_base_freq", family.local_base)
-    local = _Stretch(path, f"{name}.{_KINDS_OF_LAYERS[1]}", near, said, family).turning(head, base)
+    usual = "rope_local_base_freq", said.get("rope_local_base_freq", family.local_base)
+    local = _Stretch(path, f"{name}.{_KINDS_OF_LAYERS[1]}", near, said, family).turning(head, usual)
     return Turning(far.rope, local.rope)
 
 
@@ -131,8 +131,8 @@ class _Stretch:
     said: Mapping[str, Any]
     family: Family
 
-    def turning(self, head: int, usual: object) -> Turning:
-        """What it comes to for heads of a width, with a base that other fields say."""
+    def turning(self, head: int, usual: tuple[str, object]) -> Turning:
+        """What it comes to for heads of a width, with a base that another field says."""
         if not isinstance(self.found, dict):
             raise self._refusal("expected an object")
         fields = cast("dict[str, Any]", self.found)
@@ -141,8 +141,8 @@ class _Stretch:
         known = self.family.saying.rope
         if kinds[1:] not in ([], [kind]) or not isinstance(kind, str) or kind not in known:
             raise self._refusal(f"expected rope_type {', '.join(known)}")
-        bases = (fields.get("rope_theta"), usual, _BASE)
-        base = positive(self.path, "rope_theta", next(each for each in bases if each is not None))
+        bases = (("rope_theta", fields.get("rope_theta")), usual, ("rope_theta", _BASE))
+        base = positive(self.path, *next(each for each in bases if each[1] is not None))
         part = self._part(fields)
         self._check_names(fields, kind)
         turned = int(head * part)

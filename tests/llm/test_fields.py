@@ -146,12 +146,12 @@ def test_fields_that_change_nothing_are_let_be(tmp_path):
 
 
 REFUSED_GGUF = {
-    "general.architecture": ["qwen2"],
+    "general.architecture": ["qwen2moe"],
     "general.type": ["adapter"],
     "llama.attention.clamp_kqv": [8.0],
     "llama.attention.key_length": [32],
     "llama.attention.scale": [0.5],
-    "llama.attention.sliding_window": [64],
+    "llama.attention.sliding_window": [-1, 0.5],
     "llama.attention.something_new": [0, False],
     "llama.attention.value_length": [32],
     "llama.embedding_scale": [12.0],
@@ -176,7 +176,11 @@ def test_metadata_of_a_gguf_file_that_are_not_computed_are_refused(tmp_path, nam
     """By their names; unknown ones of the architecture and of the tokenizer whatever they are."""
     for value in REFUSED_GGUF[name]:
         path = write_gguf(tmp_path / "tiny.gguf", metadata={name: value})
-        told = "architecture 'qwen2'" if name == "general.architecture" else name
+        told = (
+            "architecture 'qwen2moe'; expected 'llama', 'qwen2'"
+            if name == "general.architecture"
+            else name
+        )
         if name == "llama.attention.key_length":
             told = "llama.rope.dimension_count = 16; expected 32"
         with pytest.raises(ModelError) as raised:

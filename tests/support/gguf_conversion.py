@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 from safetensors.numpy import load_file
+from synthetic_models import SPLITS
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -26,17 +27,22 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
-SPLITS = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "phi3": "gpt-4o"}
-"""The names of how texts are split."""
 
 
-def convert(folder: Path, path: Path, metadata: Mapping[str, int] | None = None) -> Path:
+def convert(
+    folder: Path,
+    path: Path,
+    metadata: Mapping[str, int] | None = None,
+    *,
+    quantised: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> Path:
     """Writes the GGUF file of a folder; returns its path.
 
     Args:
         folder: With ``config.json``, ``model.safetensors`` and ``tokenizer.json``.
         path: The file.
         metadata: More fields, numbers from 0 on, without the name of the architecture.
+        quantised: How matrices are stored.
     """
     said = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[said["model_type"]]
@@ -45,6 +51,7 @@ def convert(folder: Path, path: Path, metadata: Mapping[str, int] | None = None)
     _add_figures(writer, said, architecture)
     more = _SAYING.get(architecture, lambda *_: {})(writer, said)
     for name, value in (metadata or {}).items():
+        writer.kv_data[0].pop(f"{architecture}.{name}", None)
         writer.add_uint32(f"{architecture}.{name}", value)
     _add_tokenizer(writer, folder, said, architecture)
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -53,7 +60,9 @@ def convert(folder: Path, path: Path, metadata: Mapping[str, int] | None = None)
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if theirs is None:
             raise ValueError(f"no tensor of {architecture} is called {name}")
-        writer.add_tensor(theirs, _converted(name, array.astype(np.float32), said, architecture))
+        array = _converted(name, array.astype(np.float32), said, architecture)  # noqa: PLW2901
+        kind = quantised if array.ndim > 1 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(theirs, gguf.quantize(array, kind), raw_dtype=kind)
     for name, array in more.items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -189,7 +198,8 @@ def _add_tokenizer(
             writer.add_add_space_prefix(False)
     else:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(SPLITS[architecture])
+        split = found["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        writer.add_tokenizer_pre(next(name for name, each in SPLITS.items() if each == split))
         writer.add_token_merges([" ".join(merge) for merge in found["model"]["merges"]])
     writer.add_token_list(words)
     writer.add_token_types(kinds)

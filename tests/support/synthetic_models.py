@@ -104,21 +104,30 @@ SAID_BESIDE: dict[str, dict[str, int]] = {
 UNSAID = frozenset(("qwen2 with a window",))
 """The cases that no GGUF file can say."""
 
-PIECES = frozenset(("mistral", "mistral without a window", "phi3", "gemma2", "gemma3"))
+PIECES = frozenset(("mistral", "phi3", "gemma2", "gemma3"))
 """The cases whose tokenizer is in the manner of SentencePiece; the others' is byte-level BPE."""
 
-_SPLITS = {
-    "llama": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "phi3": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {
+    "llama-bpe": rf"{_SHORT}|{_WORD}\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}",
+    "qwen2": rf"{_SHORT}|{_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}",
+    "gpt-4o": rf"{_WORD}{_CAPITALS}*{_SMALL}+{_SHORT}?|{_WORD}{_CAPITALS}+{_SMALL}*{_SHORT}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}",
+    "tekken": rf"{_WORD}{_CAPITALS}*{_SMALL}+|{_WORD}{_CAPITALS}+{_SMALL}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}",
 }
-_SPLITS["qwen3"] = _SPLITS["qwen2"]
-"""How texts are split, as the tokenizers that these families publish do."""
+"""How texts are split, by llama.cpp's names, as the tokenizers that families publish do it."""
+_SPLIT_OF = {
+    "llama": "llama-bpe",
+    "mistral without a window": "tekken",
+    "qwen2": "qwen2",
+    "qwen2 with a window": "qwen2",
+    "qwen3": "qwen2",
+    "phi4": "gpt-4o",
+}
 
 
 def draw_weight(name: str, shape: tuple[int, ...], model_type: str, rng: np.random.Generator):
@@ -173,9 +182,11 @@ def shapes_of(said: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def write_folder(folder: Path, case: str, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """Writes a model with its tokenizer; returns its tensors."""
-    said = {**FIGURES, **CASES[case]}
+def write_folder(
+    folder: Path, case: str, *, seed: int = 0, **changes: object
+) -> dict[str, np.ndarray]:
+    """Writes a model with its tokenizer, and other fields; returns its tensors."""
+    said = {**FIGURES, **CASES[case], **changes}
     rng = np.random.default_rng(seed)
     tensors = {
         name: draw_weight(name, shape, str(said["model_type"]), rng)
@@ -191,10 +202,7 @@ def write_folder(folder: Path, case: str, *, seed: int = 0) -> dict[str, np.ndar
 def write_tokenizer(folder: Path, case: str) -> None:
     """Writes ``tokenizer.json`` and ``tokenizer_config.json`` of a case."""
     gemma = case.startswith("gemma")
-    if case in PIECES:
-        made = _pieces(spaced=not gemma)
-    else:
-        made = _letters(_SPLITS[str(CASES[case]["model_type"])])
+    made = _pieces(spaced=not gemma) if case in PIECES else _letters(SPLITS[_SPLIT_OF[case]])
     made.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
     made.save(str(folder / "tokenizer.json"))
     settings = {
