@@ -216,7 +216,8 @@ class Checkpoint:
 
 def _inner_of(family: Family) -> dict[str, tuple[str, str]]:
     """The tensors of a layer: their names in a GGUF file, and in a folder."""
-    parts = {part for parts in FUSED.values() for part in parts} if family.traits.fused else set()
+    fused = FUSED if family.traits.fused else {}
+    parts = {part for parts in fused.values() for part in parts}
     return {ours: names for ours, names in {**INNER, **family.names}.items() if ours not in parts}
 
 

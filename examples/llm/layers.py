@@ -381,7 +381,8 @@ class Share:
         seen = slice(held.start + first, held.stop) if isinstance(held, slice) else held[first:]
         if all_hidden is None:
             return every, Sight(seen, None)
-        hidden = all_hidden[:, first:] | (np.arange(first, end) <= at[:, None] - window)
+        hidden = all_hidden[:, first:].copy()
+        hidden[np.arange(first, end) <= at[:, None] - window] = True
         return every, Sight(seen, hidden)
 
 

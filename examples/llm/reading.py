@@ -51,10 +51,8 @@ def read_json_traits(
         local = _named(path, kinds, layers)
     else:
         first = int(said_of(said, family, "max_window_layers") or 0)
-        period = said.get("sliding_window_pattern")
-        period = (
-            family.period if period is None else positive(path, "sliding_window_pattern", period)
-        )
+        name = "sliding_window_pattern"
+        period = family.period if said.get(name) is None else int(positive(path, name, said[name]))
         local = () if window is None and not family.period else _rule(family, layers, first, period)
     scaled_by = said_of(said, family, "query_pre_attn_scalar")
     caps = [

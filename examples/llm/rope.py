@@ -106,7 +106,7 @@ def read_json(path: Path, said: Mapping[str, Any], head: int, family: Family) ->
     near: Any = {}
     if isinstance(found, dict) and found and found.keys() <= {*_KINDS_OF_LAYERS}:
         kinds = cast("dict[str, Any]", found)
-        found, near = (kinds.get(kind) or {} for kind in _KINDS_OF_LAYERS)
+        found, near = (cast("Any", kinds.get(kind) or {}) for kind in _KINDS_OF_LAYERS)
     far = _Stretch(path, name, found, said, family).turning(head, usual)
     usual = "rope_local_base_freq", said.get("rope_local_base_freq", family.local_base)
     local = _Stretch(path, f"{name}.{_KINDS_OF_LAYERS[1]}", near, said, family).turning(head, usual)
@@ -133,9 +133,9 @@ class _Stretch:
 
     def turning(self, head: int, usual: tuple[str, object]) -> Turning:
         """What it comes to for heads of a width, with a base that another field says."""
-        if not isinstance(self.found, dict):
-            raise self._refusal("expected an object")
         fields = cast("dict[str, Any]", self.found)
+        if not isinstance(fields, dict):
+            raise self._refusal("expected an object")
         kinds = [fields[key] for key in ("rope_type", "type") if fields.get(key) is not None]
         kind = kinds[0] if kinds else "default"
         known = self.family.saying.rope
