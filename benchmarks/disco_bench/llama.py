@@ -34,7 +34,9 @@ def _even(must: float = 1.0) -> Limit:
 def _specs(workers: int) -> list[Spec]:
     peer = _PEER.format(workers, "s" if workers > 1 else "")
     return [
-        Spec(f"llama.one.{workers}", f"tokens/s, one stream, {workers} workers", "1/s", peer, _even()),
+        Spec(
+            f"llama.one.{workers}", f"tokens/s, one stream, {workers} workers", "1/s", peer, _even()
+        ),
         Spec(
             f"llama.prompt.{workers}",
             f"tokens/s of a prompt of {_PROMPT}, {workers} workers",
@@ -46,7 +48,7 @@ def _specs(workers: int) -> list[Spec]:
             f"llama.many.{workers}",
             f"tokens/s, {_STREAMS} streams, {workers} workers",
             "1/s",
-            f"llama.cpp, as many threads, Q8_0",
+            "llama.cpp, as many threads, Q8_0",
             _even(1.2),
         ),
     ]
@@ -184,10 +186,10 @@ def _write_wide(path: Path, wide: Path) -> None:
     form = gguf.GGMLQuantizationType.Q8_0
     for tensor in reader.tensors:
         numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
-        if numbers.ndim == 2:
-            writer.add_tensor(tensor.name, gguf.quantize(numbers, form), raw_dtype=form)
-        else:
+        if tensor.tensor_type == gguf.GGMLQuantizationType.F32:  # a norm
             writer.add_tensor(tensor.name, numbers)
+        else:
+            writer.add_tensor(tensor.name, gguf.quantize(numbers, form), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

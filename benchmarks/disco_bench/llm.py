@@ -21,7 +21,7 @@ import numpy as np
 import disco_client
 from disco_bench import worker_functions
 from disco_bench.bench import EXAMPLES, Bench, variable
-from disco_bench.child import Child, with_path
+from disco_bench.child import with_path
 from disco_bench.collectives import CALLS, capture_allreduces
 from disco_bench.sampling import alone, alternate
 from disco_bench.table import Limit, Spec, Unavailable

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -104,27 +105,30 @@ class Blocks:
         if fours < count and count > 1:  # the last ones have others beside them
             rows = np.concatenate([rows, np.zeros((fours + 4 - count, rows.shape[1]), np.float32)])
         found = np.empty((len(rows), len(self.numbers) * LANES), np.float32)
+        matrix = self.numbers, self.scale, self.least
         threads = 1 if self.numbers.nbytes < _LARGE else _count_threads()
         if threads == 1:
-            self._multiply(rows, found, slice(None))
+            self._multiply(rows, matrix, found)
         else:
             step = -(-len(self.numbers) // threads)
-            parts = [slice(at, at + step) for at in range(0, len(self.numbers), step)]
-            list(_pool(threads).map(lambda part: self._multiply(rows, found, part), parts))
+
+            def multiply(first: int) -> None:
+                part = slice(first, first + step)
+                columns = slice(first * LANES, (first + step) * LANES)
+                self._multiply(rows, [array[part] for array in matrix], found[:, columns])
+
+            list(_pool(threads).map(multiply, range(0, len(self.numbers), step)))
         return found[:count, : self.shape[1]]
 
-    def _multiply(self, rows: Array, found: Array, tiles: slice) -> None:
-        """Multiplies one row, or several times four of them, by some tiles."""
-        own = _kernels()
-        nibbles = (0,) * (self.bits // 4)
-        given = nibbles, self.numbers[tiles], self.scale[tiles], self.least[tiles]
-        first, end, _ = tiles.indices(len(self.numbers))
-        out = found[:, first * LANES : end * LANES]
+    def _multiply(self, rows: Array, matrix: Sequence[Array], found: Array) -> None:
+        """Multiplies one row, or several times four of them, by tiles of the matrix."""
+        own, nibbles = _kernels(), (0,) * (self.bits // 4)
         if len(rows) == 1:
-            own.multiply_one(*given, rows[0], rows[0].reshape(-1, BLOCK).sum(axis=1), out[0])
+            sums = np.add.reduce(rows[0].reshape(-1, BLOCK), axis=1)
+            own.multiply_one(nibbles, *matrix, rows[0], sums, found[0])
             return
         for row in range(0, len(rows), 4):
-            own.multiply_four(*given, rows[row : row + 4], out[row : row + 4])
+            own.multiply_four(nibbles, *matrix, rows[row : row + 4], found[row : row + 4])
 
 
 @cache

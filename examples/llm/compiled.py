@@ -1,4 +1,4 @@
-"""The small parts of a layer, compiled by numba: with few rows a call of numpy costs more than they.
+"""The small parts of a layer, compiled by numba: of a few rows, numpy's calls cost more than these.
 
 Each has its counterpart in numpy in `llm.layers`, which workers without numba use.
 """
@@ -11,11 +11,12 @@ import numpy as np
 
 from llm.kernels import compiled
 
-__all__ = ["attend", "normalize", "silu", "turn"]
+__all__ = ["attend", "normalize", "silu_times", "turn"]
+
 
 @compiled
 def normalize(x: Any, weight: Any, epsilon: Any) -> Any:
-    """RMS normalisation of [..., width] along the last axis; see `llm.layers.Share.normalize`."""
+    """RMS normalisation of contiguous [..., width]; see `llm.layers.Share.normalize`."""
     found = np.empty_like(x)
     width = x.shape[-1]
     rows, out = x.reshape(-1, width), found.reshape(-1, width)
@@ -30,72 +31,79 @@ def normalize(x: Any, weight: Any, epsilon: Any) -> Any:
 
 
 @compiled
-def turn(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
-    """Turns pairs of [rows, heads, head] by the angles of their rows.
+def turn(x: Any, cos: Any, sin: Any, apart: int) -> Any:
+    """Turns pairs of [rows, heads, head]; see `llm.turning.Angles.turn`.
 
     Args:
-        x: The numbers, contiguous.
-        cos: [rows, 1, half], of the angles.
+        x: The heads, whose numbers behind those that turn stay.
+        cos: [rows, 1, pairs], of the angles.
         sin: Likewise.
-        interleaved: Whether the numbers of a pair are neighbours; else half a head apart.
+        apart: How far the two numbers of a pair are from each other; 1 for neighbours.
     """
     found = np.empty_like(x)
-    half = cos.shape[-1]
-    step, apart = (2, 1) if interleaved else (1, half)
+    pairs = cos.shape[-1]
+    step = 2 if apart == 1 else 1
     for row in range(x.shape[0]):
         for head in range(x.shape[1]):
-            for pair in range(half):
+            for pair in range(pairs):
                 one, c, s = pair * step, cos[row, 0, pair], sin[row, 0, pair]
                 a, b = x[row, head, one], x[row, head, one + apart]
                 found[row, head, one] = a * c - b * s
                 found[row, head, one + apart] = a * s + b * c
+            for rest in range(2 * pairs, x.shape[2]):
+                found[row, head, rest] = x[row, head, rest]
     return found
 
 
 @compiled
-def silu(x: Any) -> None:
-    """x / (1 + exp(-x)), in place."""
-    flat = x.reshape(-1)
-    for i in range(flat.size):
-        flat[i] /= np.float32(1) + np.exp(-flat[i])
+def silu_times(gate: Any, up: Any) -> Any:
+    """[rows, columns]: up times what SiLU makes of gate."""
+    found = np.empty(gate.shape, np.float32)
+    for row in range(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            x = gate[row, i]
+            found[row, i] = x / (np.float32(1) + np.exp(-x)) * up[row, i]
+    return found
 
 
 @compiled
 def attend(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, not objects)
+    mixed: Any,
     asked: Any,
-    keys: Any,
-    values: Any,
+    cache: Any,
+    rows: Any,
     tables: Any,
     positions: Any,
-    heads: Any,
+    read_by: Any,
     block: int,
     window: int,
     cap: Any,
-) -> Any:
-    """[rows, heads, head]: what single rows of sequences find in the cache.
+) -> None:
+    """Writes what single rows of sequences find in a layer's cache.
 
     Args:
-        asked: [rows, heads, head], the queries, scaled.
-        keys: [heads of keys and values, places, head].
-        values: Likewise.
+        mixed: [rows of the step, heads, head]; gets the values.
+        asked: Likewise, the queries, scaled.
+        cache: [2, heads of keys and values, places, head]: keys, and values.
+        rows: [rows], which rows of the step.
         tables: [rows, blocks], integers: the cache's blocks of each row's sequence.
         positions: [rows], integers: a row looks at the positions up to its own one.
-        heads: [heads], integers: which heads of keys and values each query head reads.
+        read_by: [heads], integers: which heads of keys and values each query head reads.
         block: Positions of a block.
         window: How many positions a row looks at, at most; 0 for all.
         cap: By what scores are softened, ``cap * tanh(score / cap)``; 0 for nothing.
     """
-    found = np.zeros_like(asked)
+    keys, values = cache[0], cache[1]
     width = asked.shape[-1]
     scores = np.empty(tables.shape[1] * block, np.float32)
-    for row in range(asked.shape[0]):
-        end = positions[row] + 1
+    for n in range(rows.shape[0]):
+        row, end = rows[n], positions[n] + 1
         start = max(0, end - window) if window else 0
         for head in range(asked.shape[1]):
-            kv = heads[head]
+            kv = read_by[head]
             most = np.float32(-np.inf)
             for at in range(start, end):
-                place = tables[row, at // block] * block + at % block
+                place = tables[n, at // block] * block + at % block
                 score = np.float32(0)
                 for i in range(width):
                     score += asked[row, head, i] * keys[kv, place, i]
@@ -107,9 +115,9 @@ def attend(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, not ob
             for at in range(start, end):
                 scores[at] = np.exp(scores[at] - most)
                 total += scores[at]
+            mixed[row, head, :] = np.float32(0)
             for at in range(start, end):
-                place = tables[row, at // block] * block + at % block
+                place = tables[n, at // block] * block + at % block
                 share = scores[at] / total
                 for i in range(width):
-                    found[row, head, i] += share * values[kv, place, i]
-    return found
+                    mixed[row, head, i] += share * values[kv, place, i]

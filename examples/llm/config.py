@@ -1,8 +1,8 @@
-"""The figures of a model of the Llama architecture, read from its file.
+"""The figures of a model, read from its file.
 
 A GGUF file has them in its metadata, a folder in Hugging Face's layout in ``config.json``. The
-two name their tensors differently, and lay out rotary positions differently: GGUF turns the
-numbers 2i and 2i+1 of a head, Hugging Face's weights i and i + head / 2.
+two name their tensors differently, and some lay out rotary positions differently (see
+`llm.families.Family.interleaved`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llm import rope
+from llm.families import FAMILIES, INNER, OUTER, of_architecture, of_model_type
 from llm.fields import ModelError, check_gguf, check_json
+from llm.fused import FUSED
+from llm.reading import read_gguf_traits, read_json_traits, said_of
+from llm.traits import Rope, Traits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from llm.families import Family
 
 __all__ = [
     "ACTIVATIONS",
@@ -67,14 +73,14 @@ class Config:
         inner: The width of the feed-forward part (SwiGLU, Shazeer, arXiv:2002.05202).
         vocabulary: How many tokens there are.
         context: The most tokens, of prompt and answer together.
-        rope_base: Of the angles of rotary positions (Su et al., arXiv:2104.09864).
         epsilon: What RMS normalisation adds to the mean square.
-        interleaved: Whether rotary positions turn neighbours; else the halves of a head.
+        interleaved: Whether rotary positions turn neighbours; else the halves of what turns.
         tied: Whether the embedding is also the head of the model.
         activation: What the gate goes through: ``silu``, ``relu``, ``gelu`` (Hendrycks and
             Gimpel, arXiv:1606.08415, with the error function), or ``gelu_tanh``, its approximation.
         biases: Which of a layer's matrices have one, of `BIASES`.
-        rope_divisors: [head / 2], what the speeds of rotary positions are divided by; empty for 1.
+        rope: The rotary positions of layers that see all positions.
+        traits: What the model does otherwise.
     """
 
     layers: int
@@ -85,13 +91,13 @@ class Config:
     inner: int
     vocabulary: int
     context: int
-    rope_base: float = 10000.0
     epsilon: float = 1e-5
     interleaved: bool = True
     tied: bool = True
     activation: str = "silu"
     biases: tuple[str, ...] = ()
-    rope_divisors: tuple[float, ...] = ()
+    rope: Rope = field(default_factory=Rope)
+    traits: Traits = field(default_factory=Traits)
 
     def __post_init__(self) -> None:
         """Checks that the figures fit each other.
@@ -116,6 +122,11 @@ class Config:
             )
         if self.head < 1 or self.head % 2:
             raise ModelError(f"expected heads of an even width, got {self.head}")
+        if self.rope.turned % 2 or self.rope.turned > self.head:
+            raise ModelError(
+                f"expected an even number of at most {self.head} numbers of a head that turn, got "
+                f"{self.rope.turned}"
+            )
         if not 0 <= self.epsilon < math.inf:
             raise ModelError(f"expected an epsilon from 0 on, got {self.epsilon}")
 
@@ -126,33 +137,10 @@ _KINDS = {
     "bool": (bool, "true or false"),
 }
 
-_OUTER = {"embedding": "token_embd", "norm": "output_norm", "output": "output"}
-_INNER = {
-    "norm": "attn_norm",
-    "query": "attn_q",
-    "key": "attn_k",
-    "value": "attn_v",
-    "out": "attn_output",
-    "inner_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
-_OUTER_HF = {"embedding": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
-_INNER_HF = {
-    "norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "out": "self_attn.o_proj",
-    "inner_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-_HARMLESS = ("rope_freqs.weight", "blk.*.attn_rot_embd.weight")
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
+_HARMLESS = (*_FACTORS, "rope_factors_long.weight", "blk.*.attn_rot_embd.weight")
 _HARMLESS_HF = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
-"""Tensors that nothing is computed with: what they say is in `Config.rope_divisors` already."""
+"""Tensors that nothing is computed with: what they say is in `Config.rope` already."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +151,14 @@ class Checkpoint:
         path: The GGUF file, or the folder.
         config: The figures.
         metadata: What the GGUF file says, or ``config.json``.
+        family: Whose tensors it has.
         formats: How the GGUF file stores each of its tensors, such as ``F32`` or ``Q4_1``.
     """
 
     path: Path
     config: Config
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+    family: Family = FAMILIES[0]
     formats: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -182,19 +172,20 @@ class Checkpoint:
 
         They are ``embedding``, ``norm``, ``output``, and of layer 3 ``3.query``, ``3.query_bias``.
         """
-        outer, inner = (_OUTER, _INNER) if self.is_gguf else (_OUTER_HF, _INNER_HF)
-        layer = "blk." if self.is_gguf else "model.layers."
+        at = 0 if self.is_gguf else 1
+        layer = ("blk.", "model.layers.")[at]
+        inner = _inner_of(self.family)
         names = {
-            f"{n}.{ours}": f"{layer}{n}.{theirs}.weight"
+            f"{n}.{ours}": f"{layer}{n}.{theirs[at]}.weight"
             for n in range(self.config.layers)
             for ours, theirs in inner.items()
         }
         names |= {
-            f"{n}.{ours}_bias": f"{layer}{n}.{inner[ours]}.bias"
+            f"{n}.{ours}_bias": f"{layer}{n}.{inner[ours][at]}.bias"
             for n in range(self.config.layers)
             for ours in self.config.biases
         }
-        names |= {ours: f"{theirs}.weight" for ours, theirs in outer.items()}
+        names |= {ours: f"{theirs[at]}.weight" for ours, theirs in OUTER.items()}
         if self.config.tied:
             del names["output"]
         return names
@@ -223,6 +214,13 @@ class Checkpoint:
                 f"{self.path} has the tensor {_listed(surplus)}, with which this example does not "
                 "compute."
             )
+
+
+def _inner_of(family: Family) -> dict[str, tuple[str, str]]:
+    """The tensors of a layer: their names in a GGUF file, and in a folder."""
+    fused = FUSED if family.traits.fused else {}
+    parts = {part for parts in fused.values() for part in parts}
+    return {ours: names for ours, names in {**INNER, **family.names}.items() if ours not in parts}
 
 
 def _listed(names: list[str]) -> str:
@@ -275,49 +273,74 @@ def _open_gguf(path: Path) -> Checkpoint:
     except Exception as error:  # whatever a damaged file makes it raise
         raise ModelError(f"{path} cannot be read as GGUF: {error}") from error
     kind = said.get("general.architecture")
-    if kind != "llama":
-        raise ModelError(f"{path} is a model of architecture {kind!r}; expected 'llama'.")
-    check_gguf(path, said)
-    heads, width = said.get("llama.attention.head_count"), said.get("llama.embedding_length")
-    if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
-        raise ModelError(f"{path} does not say how many heads it has, and how wide it is.")
-    head = said.get("llama.attention.key_length", width // heads)
-    for name in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        if said.get(name, head) != head:
-            raise ModelError(f"{path} has {name} = {said[name]!r}; expected {head}, of all heads.")
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    base, divisors = rope.read_gguf(path, said, _rope_freqs(tensors), head)
-    try:
-        config = Config(
-            layers=said["llama.block_count"],
-            width=width,
-            heads=heads,
-            kv_heads=said.get("llama.attention.head_count_kv", heads),
-            head=head,
-            inner=said["llama.feed_forward_length"],
-            vocabulary=said.get("llama.vocab_size") or len(said.get("tokenizer.ggml.tokens") or ()),
-            context=said["llama.context_length"],
-            rope_base=base,
-            epsilon=said["llama.attention.layer_norm_rms_epsilon"],
-            tied="output.weight" not in tensors,
-            # Only the tensors say whether there are any.
-            biases=tuple(ours for ours in BIASES if f"blk.0.{_INNER[ours]}.bias" in tensors),
-            rope_divisors=divisors,
+    family = of_architecture(kind)
+    if family is None:
+        known = dict.fromkeys(repr(each.architecture) for each in FAMILIES)
+        raise ModelError(
+            f"{path} is a model of architecture {kind!r}; expected {', '.join(known)}."
         )
+    check_gguf(path, said, family)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    try:
+        config = _gguf_config(path, said, tensors, family)
     except (KeyError, TypeError) as error:
         raise ModelError(f"{path} does not say {error}.") from None
     formats = {name: tensor.tensor_type.name for name, tensor in tensors.items()}
-    checkpoint = Checkpoint(path, config, said, formats)
+    checkpoint = Checkpoint(path, config, said, family, formats)
     checkpoint.check(tensors)
     return checkpoint
 
 
-def _rope_freqs(tensors: dict[str, Any]) -> list[float] | None:
-    tensor = tensors.get("rope_freqs.weight")
-    if tensor is None:
-        return None
+def _gguf_config(
+    path: Path, said: dict[str, Any], tensors: dict[str, Any], family: Family
+) -> Config:
+    of = f"{family.architecture}."
+    heads, width = said.get(f"{of}attention.head_count"), said.get(f"{of}embedding_length")
+    if not isinstance(heads, int) or not isinstance(width, int) or heads < 1:
+        raise ModelError(f"{path} does not say how many heads it has, and how wide it is.")
+    head = said.get(f"{of}attention.key_length", width // heads)
+    name = f"{of}attention.value_length"
+    if said.get(name, head) != head:
+        raise ModelError(f"{path} has {name} = {said[name]!r}; expected {head}, of all heads.")
+    turning = rope.read_gguf(path, said, _factors(tensors), head, family)
+    inner = _inner_of(family)
+    return Config(
+        layers=said[f"{of}block_count"],
+        width=width,
+        heads=heads,
+        kv_heads=said.get(f"{of}attention.head_count_kv", heads),
+        head=head,
+        inner=said[f"{of}feed_forward_length"],
+        vocabulary=said.get(f"{of}vocab_size") or len(said.get("tokenizer.ggml.tokens") or ()),
+        context=_shorter(said[f"{of}context_length"], turning.context),
+        epsilon=said[f"{of}attention.layer_norm_rms_epsilon"],
+        interleaved=family.interleaved,
+        tied="output.weight" not in tensors,
+        activation=family.activation,
+        # Only the tensors say whether there are any.
+        biases=tuple(
+            ours for ours in BIASES if ours in inner and f"blk.0.{inner[ours][0]}.bias" in tensors
+        ),
+        rope=turning.rope,
+        traits=read_gguf_traits(path, said, family, turning),
+    )
+
+
+def _factors(tensors: dict[str, Any]) -> dict[str, list[float]]:
+    """The tensors that say how fast rotary positions turn."""
+    found = {name: tensors[name] for name in _FACTORS if name in tensors}
+    if not found:
+        return {}
     dequantize: Any = importlib.import_module("gguf").dequantize
-    return dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
+    return {
+        name: dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
+        for name, tensor in found.items()
+    }
+
+
+def _shorter(context: int, reach: int | None) -> int:
+    """The context of a model whose rotary positions hold for so many."""
+    return context if reach is None else min(context, reach)
 
 
 # A folder ----------------------------------------------------------------------------------
@@ -331,47 +354,21 @@ def _open_folder(path: Path) -> Checkpoint:
         raise ModelError(f"{file} cannot be read: {error}") from None
     said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     kind = said.get("model_type")
-    if kind != "llama":
-        raise ModelError(f"{path} is a model of type {kind!r}; expected 'llama'.")
-    check_json(file, said)
-    act = said.get("hidden_act") or "silu"
-    if not isinstance(act, str) or act not in ACTIVATIONS:
-        raise ModelError(
-            f"{file} has hidden_act = {act!r}, which this example does not compute; expected "
-            f"{', '.join(ACTIVATIONS)}."
-        )
-    tied = _flag(file, said, "tie_word_embeddings")
-    biases = BIASES[:4] if _flag(file, said, "attention_bias") else ()
-    biases += BIASES[4:] if _flag(file, said, "mlp_bias") else ()
+    family = of_model_type(kind)
+    if family is None:
+        known = ", ".join(repr(each.model_type) for each in FAMILIES)
+        raise ModelError(f"{path} is a model of type {kind!r}; expected {known}.")
+    check_json(file, said, family)
     held = tensors_of(path)
-    heads = _OUTER_HF["embedding"], _OUTER_HF["output"]
+    heads = OUTER["embedding"][1], OUTER["output"][1]
     places = {held[f"{name}.weight"] for name in heads if f"{name}.weight" in held}
+    # As transformers does: a head that the files have beside the embedding counts.
+    tied = _flag(file, said, "tie_word_embeddings", family) and len(places) < len(heads)
     try:
-        head = said.get("head_dim") or said["hidden_size"] // said["num_attention_heads"]
-        if not isinstance(head, int):
-            raise ModelError(f"{file} has head_dim = {head!r}; expected a number.")
-        base, divisors = rope.read_json(file, said, head)
-        config = Config(
-            layers=said["num_hidden_layers"],
-            width=said["hidden_size"],
-            heads=said["num_attention_heads"],
-            kv_heads=said.get("num_key_value_heads") or said["num_attention_heads"],
-            head=head,
-            inner=said["intermediate_size"],
-            vocabulary=said["vocab_size"],
-            context=said["max_position_embeddings"],
-            rope_base=base,
-            epsilon=said["rms_norm_eps"],
-            interleaved=False,
-            # As transformers does: a head that the files have beside the embedding counts.
-            tied=tied and len(places) < len(heads),
-            activation=ACTIVATIONS[act],
-            biases=biases,
-            rope_divisors=divisors,
-        )
+        config = _json_config(file, said, family, tied=tied)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelError(f"{file} does not say {error}.") from None
-    checkpoint = Checkpoint(path, config, said)
+    checkpoint = Checkpoint(path, config, said, family)
     if held:  # else only the workers have them
         used = {held[name] for name in checkpoint.names.values() if name in held}
         checkpoint.check(
@@ -382,8 +379,42 @@ def _open_folder(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _flag(path: Path, said: dict[str, Any], name: str) -> bool:
-    value = said.get(name)
+def _json_config(file: Path, said: dict[str, Any], family: Family, *, tied: bool) -> Config:
+    field_of = "hidden_activation" if "hidden_activation" in family.saying.served else "hidden_act"
+    act = said_of(said, family, field_of) or "silu"
+    if not isinstance(act, str) or act not in ACTIVATIONS:
+        raise ModelError(
+            f"{file} has {field_of} = {act!r}, which this example does not compute; expected "
+            f"{', '.join(ACTIVATIONS)}."
+        )
+    biases = {*family.biases}
+    for name, matrices in family.bias_fields.items():
+        biases |= {*matrices} if _flag(file, said, name, family) else set()
+    head = said_of(said, family, "head_dim") or said["hidden_size"] // said["num_attention_heads"]
+    if not isinstance(head, int):
+        raise ModelError(f"{file} has head_dim = {head!r}; expected a number.")
+    turning = rope.read_json(file, said, head, family)
+    return Config(
+        layers=said["num_hidden_layers"],
+        width=said["hidden_size"],
+        heads=said["num_attention_heads"],
+        kv_heads=said.get("num_key_value_heads") or said["num_attention_heads"],
+        head=head,
+        inner=said["intermediate_size"],
+        vocabulary=said["vocab_size"],
+        context=_shorter(said["max_position_embeddings"], turning.context),
+        epsilon=said["rms_norm_eps"],
+        interleaved=False,
+        tied=tied,
+        activation=ACTIVATIONS[act],
+        biases=tuple(ours for ours in BIASES if ours in biases),
+        rope=turning.rope,
+        traits=read_json_traits(file, said, family, turning),
+    )
+
+
+def _flag(path: Path, said: dict[str, Any], name: str, family: Family) -> bool:
+    value = said_of(said, family, name)
     if not isinstance(value, bool | None):
         raise ModelError(f"{path} has {name} = {value!r}; expected true or false.")
     return bool(value)

@@ -1,7 +1,8 @@
 """What a model's files may say of it: what is served, what changes nothing, and what is refused.
 
 A field that is in none of these tables may change the arithmetic, so it is refused by name. Null
-is a field that is not there.
+is a field that is not there. The tables here are of all families; `llm.families` has what is
+different in one of them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["ModelError", "check_gguf", "check_json", "equal"]
+    from llm.families import Family
+
+__all__ = ["ModelError", "check_gguf", "check_json", "equal", "positive"]
+
+_LARGEST = 1e30
 
 
 class ModelError(Exception):
-    """A model that is not there, or not one of this architecture; the text says what is wrong."""
+    """A model that is not there, or of no family that is served; the text says what is wrong."""
 
 
 # config.json -------------------------------------------------------------------------------
 
 _SERVED = frozenset(
     (
-        "attention_bias", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
-        "intermediate_size", "max_position_embeddings", "mlp_bias", "model_type",
+        "eos_token_id", "head_dim", "hidden_act", "hidden_size",
+        "intermediate_size", "max_position_embeddings", "model_type",
         "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
         "rope_parameters", "rope_scaling", "rope_theta", "tie_word_embeddings", "vocab_size",
     )
@@ -60,7 +65,7 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
-    "architectures": (["LlamaForCausalLM"], ["LLaMAForCausalLM"]),
+    "attention_bias": (False,),
     "attention_multiplier": (),
     "attn_logit_softcapping": (),
     "auto_map": ({},),
@@ -72,6 +77,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False,),
     "logit_scale": (1,),
     "logits_scaling": (1,),
+    "mlp_bias": (False,),
     "no_rope_layers": ([],),
     "num_experts": (0,),
     "num_local_experts": (0,),
@@ -94,34 +100,47 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 _ATTENTION = "full_attention"
 
 
-def check_json(path: Path, said: Mapping[str, Any]) -> None:
+def check_json(path: Path, said: Mapping[str, Any], family: Family) -> None:
     """Checks the fields of a ``config.json``.
+
+    Args:
+        path: The file.
+        said: What it says.
+        family: That of the model.
 
     Raises:
         ModelError: One of them is not served.
     """
+    of_family = family.saying
+    passed = _SERVED | _HARMLESS | of_family.served | of_family.harmless
+    classes = tuple([each] for each in family.classes)
+    neutral = {**_NEUTRAL, "architectures": classes, **of_family.neutral}
     for name, value in said.items():
-        if name in _SERVED or name in _HARMLESS:
+        if name in passed:
             continue
         if name == "layer_types" and isinstance(value, list):
             layers = cast("list[Any]", value)
             if any(each != _ATTENTION for each in layers):
                 raise ModelError(f"{_has(path, name, layers)}; expected {_ATTENTION!r} of each.")
             continue
-        _check(path, name, value, _NEUTRAL)
+        _check(path, name, value, neutral)
 
 
 # The metadata of a GGUF file ---------------------------------------------------------------
 
 _SERVED_GGUF = frozenset(
     (
+        "attention.head_count", "attention.head_count_kv", "attention.key_length",
+        "attention.layer_norm_rms_epsilon", "attention.value_length", "block_count",
+        "context_length", "embedding_length", "feed_forward_length", "rope.dimension_count",
+        "rope.freq_base", "rope.scale_linear", "rope.scaling.factor",
+        "rope.scaling.original_context_length", "rope.scaling.type", "vocab_size",
+    )
+)  # fmt: skip
+"""Metadata of all architectures, whose names stand before them."""
+_SERVED_BESIDE = frozenset(
+    (
         "general.architecture",
-        "llama.attention.head_count", "llama.attention.head_count_kv",
-        "llama.attention.key_length", "llama.attention.layer_norm_rms_epsilon",
-        "llama.attention.value_length", "llama.block_count", "llama.context_length",
-        "llama.embedding_length", "llama.feed_forward_length", "llama.rope.dimension_count",
-        "llama.rope.freq_base", "llama.rope.scale_linear", "llama.rope.scaling.factor",
-        "llama.rope.scaling.type", "llama.vocab_size",
         "tokenizer.chat_template", "tokenizer.ggml.add_bos_token",
         "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.bos_token_id",
         "tokenizer.ggml.eom_token_id", "tokenizer.ggml.eos_token_id",
@@ -130,11 +149,11 @@ _SERVED_GGUF = frozenset(
         "tokenizer.ggml.tokens",
     )
 )  # fmt: skip
-_HARMLESS_GGUF = frozenset(
+# Of scalings that are refused, and of how weights were stored before they were converted.
+_HARMLESS_GGUF = frozenset(("rope.scaling.finetuned", "tensor_data_layout"))
+_HARMLESS_BESIDE = frozenset(
     (
-        # Of scalings that are refused, of how weights were stored before they were converted.
-        "llama.rope.scaling.finetuned", "llama.rope.scaling.original_context_length",
-        "llama.tensor_data_layout", "split.tensors.count",
+        "split.tensors.count",
         "tokenizer.chat_templates", "tokenizer.huggingface.json",
         "tokenizer.ggml.cls_token_id", "tokenizer.ggml.mask_token_id",
         "tokenizer.ggml.middle_token_id", "tokenizer.ggml.padding_token_id",
@@ -151,24 +170,26 @@ _HARMLESS_BEGINNINGS = (
     "tokenizer.ggml.fim_",
 )
 _NEUTRAL_GGUF: dict[str, tuple[object, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "residual_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "use_parallel_residual": (False,),
+}
+_NEUTRAL_BESIDE: dict[str, tuple[object, ...]] = {
     "general.type": ("model",),
-    "llama.attention.causal": (True,),
-    "llama.attention.clamp_kqv": (0,),
-    "llama.attention.max_alibi_bias": (0,),
-    "llama.attention.scale": (0,),
-    "llama.attention.sliding_window": (0,),
-    "llama.attn_logit_softcapping": (0,),
-    "llama.embedding_scale": (0, 1),
-    "llama.expert_count": (0,),
-    "llama.expert_used_count": (0,),
-    "llama.final_logit_softcapping": (0,),
-    "llama.leading_dense_block_count": (0,),
-    "llama.logit_scale": (0, 1),
-    "llama.nextn_predict_layers": (0,),
-    "llama.pooling_type": (0,),
-    "llama.residual_scale": (0, 1),
-    "llama.rope.scaling.attn_factor": (1,),
-    "llama.use_parallel_residual": (False,),
     "split.count": (0, 1),
     "split.no": (0,),
     "tokenizer.ggml.add_eos_token": (False,),
@@ -178,18 +199,29 @@ _NEUTRAL_GGUF: dict[str, tuple[object, ...]] = {
 }
 
 
-def check_gguf(path: Path, said: Mapping[str, Any]) -> None:
+def check_gguf(path: Path, said: Mapping[str, Any], family: Family) -> None:
     """Checks the metadata of a GGUF file.
+
+    Args:
+        path: The file.
+        said: Its metadata.
+        family: That of the model.
 
     Raises:
         ModelError: Some of them are not served.
     """
+    before = f"{family.architecture}."
+    passed = _SERVED_GGUF | _HARMLESS_GGUF | family.saying.gguf
+    neutral = {f"{before}{name}": values for name, values in _NEUTRAL_GGUF.items()}
+    neutral |= _NEUTRAL_BESIDE
     for name, value in said.items():
-        if name in _SERVED_GGUF or name in _HARMLESS_GGUF:
+        if name in _SERVED_BESIDE or name in _HARMLESS_BESIDE:
             continue
-        if name not in _NEUTRAL_GGUF and name.startswith(_HARMLESS_BEGINNINGS):
+        if name.startswith(before) and name.removeprefix(before) in passed:
             continue
-        _check(path, name, value, _NEUTRAL_GGUF)
+        if name not in neutral and name.startswith(_HARMLESS_BEGINNINGS):
+            continue
+        _check(path, name, value, neutral)
 
 
 # Both --------------------------------------------------------------------------------------
@@ -199,6 +231,18 @@ def equal(value: object, others: Iterable[object]) -> bool:
     """Whether a value is one of others; True and 1 differ, 1 and 1.0 do not."""
     flag = isinstance(value, bool)
     return any(value == other and flag == isinstance(other, bool) for other in others)
+
+
+def positive(path: Path, name: str, value: object) -> float:
+    """A number of a model's files that has to be above 0.
+
+    Raises:
+        ModelError: It is none.
+    """
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
+    if not 0 < number < _LARGEST:
+        raise ModelError(f"{path} has {name} = {value!r:.80}; expected a number above 0.")
+    return float(number)
 
 
 def _check(path: Path, name: str, value: object, neutral: Mapping[str, tuple[object, ...]]) -> None:

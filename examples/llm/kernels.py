@@ -6,8 +6,8 @@ that is the innermost loop everywhere.
 
 Matrices are given as ``numbers`` [tiles, blocks, bits, LANES], unsigned integers of 32 bits with
 the numbers of a row one behind the other from the lowest bits on; ``scale`` and ``least`` [tiles,
-blocks, LANES], the bits of float16: a weight is ``number * scale + least``. ``nibbles`` is a tuple of
-as many numbers as four bits go into a number: its length is known when a function is compiled.
+blocks, LANES], the bits of float16: a weight is ``number * scale + least``. ``nibbles`` is a tuple
+whose length, known when a function is compiled, says how many times four bits a number has.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _add(sums: Any, weight: Any, x: Any, k: Any) -> Any:
 
 
 @compiled
-def multiply_one(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, not objects)
+def multiply_one(
     nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, sums: Any, y: Any
 ) -> None:
     """Multiplies one row.
@@ -102,9 +102,7 @@ def multiply_one(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, 
 
 
 @compiled
-def multiply_four(  # noqa: PLR0913, PLR0917  (as above)
-    nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y: Any
-) -> None:
+def multiply_four(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y: Any) -> None:
     """Multiplies four rows.
 
     Args:

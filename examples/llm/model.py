@@ -10,6 +10,7 @@ import numpy as np
 
 from llm.blocks import FORMATS
 from llm.config import ModelError
+from llm.fused import FUSED
 from llm.layers import BLOCK
 from llm.shares import divide, plan
 
@@ -221,7 +222,7 @@ def _arrays(pieces: Sequence[Piece]) -> tuple[np.ndarray[Any, Any], ...]:
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     config = checkpoint.config
     queries, kv = config.heads * config.head, config.kv_heads * config.head
-    inner = {
+    inner: dict[str, tuple[int, ...]] = {
         "norm": (config.width,),
         "query": (queries, config.width),
         "key": (kv, config.width),
@@ -233,8 +234,12 @@ def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
         "down": (config.width, config.inner),
     }
     inner |= {f"{name}_bias": inner[name][:1] for name in config.biases}
+    inner |= {"query_norm": (config.head,), "key_norm": (config.head,)}
+    inner |= {"after_norm": (config.width,), "inner_after_norm": (config.width,)}
+    for name, parts in FUSED.items():
+        inner[name] = (sum(inner[part][0] for part in parts), config.width)
     shapes: dict[str, tuple[int, ...]] = {
-        f"{layer}.{name}": shape for layer in range(config.layers) for name, shape in inner.items()
+        name: inner[name.partition(".")[2]] for name in checkpoint.names if "." in name
     }
     shapes |= {"embedding": (config.vocabulary, config.width), "norm": (config.width,)}
     if not config.tied:

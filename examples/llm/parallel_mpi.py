@@ -77,8 +77,9 @@ class Decoder:
         batch = share.begin(self._newest, ids, spans, tables, np.array([(0.0, 1.0)]))
         x = self._add_up(share.embed(batch))
         for layer in range(len(share.layers)):
-            x += self._add_up(share.attend(cache, batch, x, layer))
-            x += self._add_up(share.feed_forward(x, layer))
+            share.add(x, self._add_up(share.attend(cache, batch, x, layer)), layer, "after_norm")
+            more = self._add_up(share.feed_forward(x, layer))
+            share.add(x, more, layer, "inner_after_norm")
         return int(share.find_next(self._newest, batch, x, self._gather, self._from_first)[0])
 
     def _add_up(self, summand: Array) -> Array:
@@ -117,7 +118,9 @@ def share_of(comm: MPI.Intracomm, checkpoint: Checkpoint) -> Share:
         comm.Bcast(whole)
         if (cut := cut_of(config, shares, name)) is not None:
             axis, ranges = cut
-            whole = whole.take(range(*ranges[comm.rank]), axis)
+            mine = ranges[comm.rank]
+            pieces = mine if isinstance(mine, list) else [mine]
+            whole = whole.take([at for piece in pieces for at in range(*piece)], axis)
         own[name] = whole
     return Share(dataclasses.asdict(config), dataclasses.asdict(shares), comm.rank, own, {})
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm.config import tensors_of
+from llm.fused import unfuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llm.config import Checkpoint
+    from llm.traits import Rope
 
 __all__ = ["Plain", "read_weights"]
 
@@ -36,7 +38,10 @@ class Plain:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._config = checkpoint.config
-        self._weights = read_weights(checkpoint)
+        config = self._config
+        queries, kv = config.heads * config.head, config.kv_heads * config.head
+        rows = {"query": queries, "key": kv, "value": kv, "gate": config.inner, "up": config.inner}
+        self._weights = unfuse(read_weights(checkpoint), rows)
         self._layers = [
             {
                 name.partition(".")[2]: array
@@ -58,18 +63,26 @@ class Plain:
         """
         config, weights = self._config, self._weights
         past = Past() if past is None else past
-        x = weights["embedding"][list(tokens)]
-        turns = self._turns(len(tokens), len(past[0][0]) if past else 0)
+        traits = config.traits
+        x = weights["embedding"][list(tokens)] * np.float32(traits.embedding_scale)
+        start = len(past[0][0]) if past else 0
+        far = self._turns(config.rope, len(tokens), start)
+        near = (
+            far if traits.local_rope is None else self._turns(traits.local_rope, len(tokens), start)
+        )
         for layer in range(config.layers):
             own = self._layers[layer]
-            x = x + self._attention(own, self._norm(x, own["norm"]), turns, past, layer)
+            turns = near if layer in traits.local else far
+            more = self._attention(own, self._norm(x, own["norm"]), turns, past, layer)
+            x = x + (self._norm(more, own["after_norm"]) if traits.after_norms else more)
             h = self._norm(x, own["inner_norm"])
             gate = _ACTIVATIONS[config.activation](_affine(h, own, "gate"))
-            x = x + _affine(gate * _affine(h, own, "up"), own, "down")
+            more = _affine(gate * _affine(h, own, "up"), own, "down")
+            x = x + (self._norm(more, own["inner_after_norm"]) if traits.after_norms else more)
         head = weights.get("output", weights["embedding"])
         if last is not None:
             x = x[-last:]
-        return self._norm(x, weights["norm"]) @ head.T
+        return _capped(self._norm(x, weights["norm"]) @ head.T, traits.logit_cap)
 
     def continue_greedily(
         self, tokens: Sequence[int], count: int, ends: set[int]
@@ -93,44 +106,63 @@ class Plain:
             found += following
         return found, least
 
-    def _turns(self, count: int, start: int) -> Array:
-        """[count, 1, head / 2], complex: what turns a pair at each position."""
-        half = self._config.head // 2
-        speeds = self._config.rope_base ** (np.arange(half, dtype=np.float64) / -half)
-        speeds /= self._config.rope_divisors or 1.0
-        return np.exp(1j * np.outer(np.arange(start, start + count), speeds))[:, None, :]
+    def _turns(self, rope: Rope, count: int, start: int) -> Array:
+        """[count, 1, turned / 2], complex: what turns a pair at each position."""
+        half = (rope.turned or self._config.head) // 2
+        speeds = rope.base ** (np.arange(half, dtype=np.float64) / -half)
+        speeds /= rope.divisors or 1.0
+        angles = np.outer(np.arange(start, start + count), speeds)
+        return rope.scale * np.exp(1j * angles)[:, None, :]
 
     def _turned(self, x: Array, turns: Array) -> Array:
-        half = self._config.head // 2
+        half = turns.shape[-1]
+        x, rest = x[..., : 2 * half], x[..., 2 * half :]
         if self._config.interleaved:
             turned = (x[..., ::2] + 1j * x[..., 1::2]) * turns
-            return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape).astype(x.dtype)
-        turned = (x[..., :half] + 1j * x[..., half:]) * turns
-        return np.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
+            pairs = np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+        else:
+            turned = (x[..., :half] + 1j * x[..., half:]) * turns
+            pairs = np.concatenate([turned.real, turned.imag], axis=-1)
+        return np.concatenate([pairs.astype(x.dtype), rest], axis=-1)
+
+    def _heads_of(self, own: dict[str, Array], h: Array, name: str) -> Array:
+        heads = _affine(h, own, name).reshape(len(h), -1, self._config.head)
+        return self._norm(heads, own[f"{name}_norm"]) if self._config.traits.head_norms else heads
 
     def _attention(
         self, own: dict[str, Array], h: Array, turns: Array, past: Past, layer: int
     ) -> Array:
-        config, count = self._config, len(h)
-        asked = self._turned(_affine(h, own, "query").reshape(count, -1, config.head), turns)
-        keys = self._turned(_affine(h, own, "key").reshape(count, -1, config.head), turns)
+        config, traits, count = self._config, self._config.traits, len(h)
+        asked = self._turned(self._heads_of(own, h, "query"), turns)
+        keys = self._turned(self._heads_of(own, h, "key"), turns)
         values = _affine(h, own, "value").reshape(count, -1, config.head)
         if layer < len(past):
             keys = np.concatenate([past[layer][0], keys])
             values = np.concatenate([past[layer][1], values])
         past[layer : layer + 1] = [(keys, values)]
+        rows, columns = np.arange(len(keys) - count, len(keys))[:, None], np.arange(len(keys))
+        hidden = columns > rows
+        if layer in traits.local:
+            hidden |= columns <= rows - traits.window
+        scale = np.float32(traits.attention_scale or config.head**-0.5)
         out = np.empty_like(asked)
         for head in range(config.heads):
             shared = head * config.kv_heads // config.heads
-            scores = asked[:, head] @ keys[:, shared].T / np.sqrt(np.float32(config.head))
-            scores[np.triu_indices(count, 1 + len(keys) - count, len(keys))] = -np.inf
+            scores = asked[:, head] @ keys[:, shared].T * scale
+            scores = _capped(scores, traits.attention_cap)
+            scores[hidden] = -np.inf
             shares = np.exp(scores - scores.max(axis=1, keepdims=True))
             out[:, head] = shares / shares.sum(axis=1, keepdims=True) @ values[:, shared]
         return _affine(out.reshape(count, -1), own, "out")
 
     def _norm(self, x: Array, weight: Array) -> Array:
         spread = np.square(x).mean(axis=-1, keepdims=True)
-        return x / np.sqrt(spread + np.float32(self._config.epsilon)) * weight
+        whole = weight + np.float32(self._config.traits.norm_offset)
+        return x / np.sqrt(spread + np.float32(self._config.epsilon)) * whole
+
+
+def _capped(x: Array, cap: float) -> Array:
+    return np.tanh(x / np.float32(cap)) * np.float32(cap) if cap else x
 
 
 def _affine(x: Array, own: dict[str, Array], name: str) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,23 @@ from llm.blocks import Blocks
 __all__ = ["Matrix", "affine", "matrix", "product"]
 
 Array = np.ndarray[Any, Any]
-Matrix = Array | Blocks
-"""A matrix of [in, out]: float32, or blocks."""
+Matrix = Array | Blocks | tuple[Any, ...]
+"""A matrix of [in, out]: float32, or blocks, or several of these side by side."""
 
 
-def matrix(stored: Array, form: str = "") -> Matrix:
+def matrix(parts: Sequence[tuple[Array, str]]) -> Matrix:
     """A matrix as it is multiplied.
 
     Args:
-        stored: [out, in], float32; or [out, bytes of in] of blocks.
-        form: Of these blocks (see `llm.blocks.FORMATS`); empty for float32.
+        parts: Matrices whose rows follow each other, each as it is stored: [out, in], float32, or
+            [out, bytes of in] of blocks; with the format of these blocks (see
+            `llm.blocks.FORMATS`), empty for float32.
     """
+    forms = {form for _, form in parts}
+    if len(forms) > 1:
+        return tuple(matrix([part]) for part in parts)
+    stored = parts[0][0] if len(parts) == 1 else np.concatenate([part for part, _ in parts])
+    form = forms.pop()
     # BLAS multiplies a matrix of [in, out] by few rows up to three times as fast.
     return Blocks.read(stored, form) if form else np.ascontiguousarray(stored.T)
 
@@ -43,6 +50,8 @@ def product(rows: Array, weight: Matrix) -> Array:
     """
     if isinstance(weight, Blocks):
         return weight.product(rows)
+    if isinstance(weight, tuple):
+        return np.concatenate([product(rows, part) for part in weight], axis=1)
     count, depth = rows.shape
     if not 1 < count <= _FEW or count * weight.size <= _SMALL:
         return rows @ weight

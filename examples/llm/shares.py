@@ -24,6 +24,7 @@ __all__ = ["Shares", "TooManyWorkers", "cut_of", "divide", "plan"]
 
 _BLOCK = 32
 Range = tuple[int, int]
+Cut = tuple[int, list[Range] | list[list[Range]]]
 
 
 class TooManyWorkers(Exception):
@@ -88,11 +89,16 @@ def plan(checkpoint: Checkpoint, shares: Shares) -> dict[str, PlacementSpec | st
     return found
 
 
-def cut_of(config: Config, shares: Shares, name: str) -> tuple[int, list[Range]] | None:
-    """Along which axis a tensor is cut, and where; None for one that every worker has whole."""
+def cut_of(config: Config, shares: Shares, name: str) -> Cut | None:
+    """Along which axis a tensor is cut, and where; None for one that every worker has whole.
+
+    A worker has a range of it, or several of a fused one.
+    """
     heads = [(first * config.head, end * config.head) for first, end in shares.heads]
     kv_heads = [(first * config.head, end * config.head) for first, end in shares.kv_heads]
-    cuts = {
+    queries, kv = config.heads * config.head, config.kv_heads * config.head
+    fused = [(heads, 0), (kv_heads, queries), (kv_heads, queries + kv)]
+    cuts: dict[str, Cut] = {
         "query": (0, heads),
         "key": (0, kv_heads),
         "value": (0, kv_heads),
@@ -107,8 +113,16 @@ def cut_of(config: Config, shares: Shares, name: str) -> tuple[int, list[Range]]
         "down": (1, shares.inner),
         "embedding": (0, shares.tokens),
         "output": (0, shares.tokens),
+        "query_key_value": (0, _below_each_other(fused)),
+        "gate_up": (0, _below_each_other([(shares.inner, 0), (shares.inner, config.inner)])),
     }
     return cuts.get(name.rpartition(".")[2])
+
+
+def _below_each_other(parts: Sequence[tuple[list[Range], int]]) -> list[list[Range]]:
+    """The ranges of all workers in matrices that are one, which begin at some of its rows."""
+    moved = [[(first + at, end + at) for first, end in ranges] for ranges, at in parts]
+    return [list(pieces) for pieces in zip(*moved, strict=True)]
 
 
 def _even(count: int, workers: int) -> list[int]:

@@ -71,11 +71,17 @@ def open_tokenizer(checkpoint: Checkpoint) -> Tokens:
                 f"{checkpoint.path}: {what} has token {token}; expected one of the model's "
                 f"{checkpoint.config.vocabulary}."
             )
+    added = found.tokenizer.get_added_tokens_decoder()
+    found.ends.update(n for n, each in added.items() if each.special and each.content in _TURN_ENDS)
     # Files may say how long texts were cut for training.
     for each in (found.tokenizer, found.continuing):
         each.no_truncation()
         each.no_padding()
     return found
+
+
+_TURN_ENDS = ("<|end|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|eot_id|>")
+"""Marks that end a turn of a conversation in some family, whether or not a file says so."""
 
 
 # What tokens stand for ---------------------------------------------------------------------
@@ -228,7 +234,7 @@ def _from_gguf(checkpoint: Checkpoint) -> Tokens:
         name: said.get(f"tokenizer.ggml.{name}_token_id", usual.get(name))
         for name in ("bos", "eos", "eot", "eom")
     }
-    begins = said.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in _LLAMA3)
+    begins = said.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre in _WHOLE)
     begin = [marks["bos"]] if begins and marks["bos"] is not None else []
     return Tokens(
         tokenizer,
@@ -273,7 +279,7 @@ def _byte_level(checkpoint: Checkpoint) -> Any:
     merges = [tuple(merge.split(" ", 1)) for merge in said.get("tokenizer.ggml.merges", ())]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer: Any = tokenizers.Tokenizer(
-        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind in _LLAMA3)
+        models.BPE(vocab=vocabulary, merges=merges, ignore_merges=kind in _WHOLE)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*_SPLITS[kind], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind in _GPT2)]
@@ -308,7 +314,9 @@ def _sentence_piece(checkpoint: Checkpoint) -> Any:
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     steps += [decoders.Strip(" ", 1, 0)] if spaced else []
     tokenizer.decoder = decoders.Sequence(steps)
-    _add_marks(tokenizer, words, kinds)
+    # As llama.cpp, which knows these models by their name: no file says it.
+    name = str(said.get("general.name", "")).lower()
+    _add_marks(tokenizer, words, kinds, strip="phi-3" in name or "phi3" in name)
     return tokenizer
 
 
@@ -327,13 +335,17 @@ def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
     return [(first, second) for *_, first, second in sorted(found)]
 
 
-def _add_marks(tokenizer: Any, words: list[str], kinds: Iterable[int]) -> None:
+def _add_marks(
+    tokenizer: Any, words: list[str], kinds: Iterable[int], *, strip: bool = False
+) -> None:
+    """Adds the marks of a vocabulary; those that strip take the space behind them along."""
     for word, kind in zip(words, kinds, strict=False):
         if kind not in (_CONTROL, _USER) or not word:
             continue
         # Converters write a mark that a model was given later as one of its user's.
         special = kind == _CONTROL or (word.startswith("<|") and word.endswith("|>"))
-        token = AddedToken(word, special=special, normalized=False)
+        behind = strip and word not in _NOT_STRIPPING
+        token = AddedToken(word, special=special, normalized=False, rstrip=behind)
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
 
 
@@ -346,8 +358,21 @@ _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN_SPLIT = _LLAMA3_SPLIT.replace("{1,3}", "")
+# Words that change from capitals to small letters are cut there.
+_LARGE, _SMALL = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_BEFORE, _ENDING = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O_SPLIT = (
+    rf"{_BEFORE}[{_LARGE}]*[{_SMALL}]+{_ENDING}|{_BEFORE}[{_LARGE}]+[{_SMALL}]*{_ENDING}"
+    rf"|\p{{N}}{{1,3}}|{_SIGNS}"
+)
+_TEKKEN_SPLIT = rf"{_BEFORE}[{_LARGE}]*[{_SMALL}]+|{_BEFORE}[{_LARGE}]+[{_SMALL}]*|\p{{N}}|{_SIGNS}"
 _GPT2 = ("gpt-2", "smollm")
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+_WHOLE = (*_LLAMA3, "tekken")
+"""Where a word that is a token is not merged from its letters, and a mark begins a text."""
+_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _splits(*expressions: str) -> list[Any]:
@@ -358,9 +383,12 @@ _SPLITS: dict[str, list[Any]] = {
     "default": _splits(r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
-    **dict.fromkeys(_LLAMA3, _splits(_LLAMA3_SPLIT)),
+    **dict.fromkeys((*_LLAMA3, "dbrx"), _splits(_LLAMA3_SPLIT)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _splits(_QWEN_SPLIT)),
+    "tekken": _splits(_TEKKEN_SPLIT),
+    "gpt-4o": _splits(_GPT4O_SPLIT),
 }
-"""How text is split before it is merged, as llama.cpp does under these names."""
+"""How text is split before it is merged, as the tokenizers that llama.cpp calls so do it."""
 
 
 # A folder ----------------------------------------------------------------------------------

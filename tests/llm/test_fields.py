@@ -136,22 +136,22 @@ HARMLESS = {
 def test_fields_that_change_nothing_are_let_be(tmp_path):
     """All at once, as they stand in published models; null is a field that is not there."""
     config = open_with(tmp_path, **HARMLESS).config
-    assert (config.rope_base, config.rope_divisors, config.biases) == (500000.0, (), ())
-    assert open_with(tmp_path).config.rope_base == 10000.0
+    assert (config.rope.base, config.rope.divisors, config.biases) == (500000.0, (), ())
+    assert open_with(tmp_path).config.rope.base == 10000.0
     same = {"type": "linear", "factor": 2.0}
     both = open_with(tmp_path, rope_scaling=same, rope_parameters=same).config
-    assert both.rope_divisors == (2.0,) * 8
+    assert both.rope.divisors == (2.0,) * 8
     with pytest.raises(ModelError, match=r"rope_scaling = .* and rope_parameters = "):
         open_with(tmp_path, rope_scaling=same, rope_parameters=LLAMA3)
 
 
 REFUSED_GGUF = {
-    "general.architecture": ["qwen2"],
+    "general.architecture": ["qwen2moe"],
     "general.type": ["adapter"],
     "llama.attention.clamp_kqv": [8.0],
     "llama.attention.key_length": [32],
     "llama.attention.scale": [0.5],
-    "llama.attention.sliding_window": [64],
+    "llama.attention.sliding_window": [-1, 0.5],
     "llama.attention.something_new": [0, False],
     "llama.attention.value_length": [32],
     "llama.embedding_scale": [12.0],
@@ -176,7 +176,11 @@ def test_metadata_of_a_gguf_file_that_are_not_computed_are_refused(tmp_path, nam
     """By their names; unknown ones of the architecture and of the tokenizer whatever they are."""
     for value in REFUSED_GGUF[name]:
         path = write_gguf(tmp_path / "tiny.gguf", metadata={name: value})
-        told = "architecture 'qwen2'" if name == "general.architecture" else name
+        told = (
+            "architecture 'qwen2moe'; expected 'llama', 'qwen2'"
+            if name == "general.architecture"
+            else name
+        )
         if name == "llama.attention.key_length":
             told = "llama.rope.dimension_count = 16; expected 32"
         with pytest.raises(ModelError) as raised:
@@ -202,7 +206,7 @@ def test_metadata_that_change_nothing_are_let_be(tmp_path):
     }
     path = write_gguf(tmp_path / "tiny.gguf", metadata=said)
     assert said.keys() <= GGUFReader(path).fields.keys()
-    assert open_checkpoint(path).config.rope_divisors == ()
+    assert open_checkpoint(path).config.rope.divisors == ()
     said = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
     path = write_gguf(tmp_path / "tiny.gguf", metadata=said)
-    assert open_checkpoint(path).config.rope_divisors == ()
+    assert open_checkpoint(path).config.rope.divisors == ()

@@ -34,7 +34,7 @@ def write_folder(folder, gguf, *, metadata=None, tensors=None, **changes):
         "intermediate_size": config.inner,
         "vocab_size": config.vocabulary,
         "max_position_embeddings": config.context,
-        "rope_theta": config.rope_base,
+        "rope_theta": config.rope.base,
         "rms_norm_eps": config.epsilon,
         "tie_word_embeddings": config.tied,
         "attention_bias": "query" in config.biases,
@@ -168,7 +168,7 @@ def test_a_single_token_at_a_time_turns_as_far(shared, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model_type": "mistral"}, "is a model of type 'mistral'; expected 'llama'"),
+        ({"model_type": "mixtral"}, "is a model of type 'mixtral'; expected 'llama', 'mistral'"),
         ({"rope_scaling": {"factor": 8.0}}, "rope_scaling = {'factor': 8.0}, which this example"),
         ({"rms_norm_eps": None}, "expected a number as epsilon, got None"),
         ({"num_key_value_heads": 3}, "the 3 heads of keys and values divide, got 4"),

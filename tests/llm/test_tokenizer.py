@@ -249,7 +249,7 @@ def test_one_of_several_templates_is_the_usual_one(byte_level, tmp_path):
     [
         ({"tokenizer.ggml.model": "bert"}, "a tokenizer of kind 'bert'; expected 'gpt2', which is"),
         ({"tokenizer.ggml.model": None}, "a tokenizer of kind None"),
-        ({"tokenizer.ggml.pre": "qwen2"}, "splits text as 'qwen2'; expected one of default, "),
+        ({"tokenizer.ggml.pre": "viking"}, "splits text as 'viking'; expected one of default, "),
         ({"tokenizer.ggml.merges": ["no merge"]}, "has no good tokenizer"),
         ({"tokenizer.ggml.tokens": ["a"]}, "has 1 tokens of the tokenizer; expected 320"),
         ({"tokenizer.ggml.model": "llama"}, "has 0 scores of the tokenizer; expected 320"),
@@ -282,3 +282,58 @@ def test_a_mark_that_begins_like_another_one_is_plain_text(byte_level, tmp_path)
         ids = text.conversation([{"content": written}])
         assert not {longer, shorter} & set(ids)
         assert text.decode(ids) == written
+
+
+SPLITS = {
+    "llama-bpe": ["It", "'s", " ", " abCd", " éF", " ", "123", "4", "/\n", "x"],
+    "dbrx": ["It", "'s", " ", " abCd", " éF", " ", "123", "4", "/\n", "x"],
+    "qwen2": ["It", "'s", " ", " abCd", " éF", " ", "1", "2", "3", "4", "/\n", "x"],
+    "tekken": ["It", "'s", " ", " ab", "Cd", " é", "F", " ", "1", "2", "3", "4", "/\n", "x"],
+    "gpt-4o": ["It's", " ", " ab", "Cd", " é", "F", " ", "123", "4", "/\n", "x"],
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_texts_are_split_as_a_gguf_file_says(tmp_path, name):
+    """At short endings, digits, signs, and where capitals begin."""
+    said = {"tokenizer.ggml.pre": name}
+    text = Text(open_checkpoint(write_gguf(tmp_path / "tiny.gguf", layers=1, metadata=said)))
+    written = "".join(SPLITS[name])
+    cuts = text._tokenizer.pre_tokenizer.pre_tokenize_str(written)
+    assert [written[first:end] for _, (first, end) in cuts] == SPLITS[name]
+
+
+@pytest.mark.parametrize(("name", "begins"), [("tekken", True), ("qwen2", False)])
+def test_a_mark_begins_texts_where_the_vocabulary_is_such(tmp_path, name, begins):
+    """Though the file does not say it, as in llama.cpp."""
+    said = {"tokenizer.ggml.pre": name, "tokenizer.ggml.add_bos_token": None}
+    text = Text(open_checkpoint(write_gguf(tmp_path / "tiny.gguf", layers=1, metadata=said)))
+    assert (text.encode("x")[0] == 1) == begins
+
+
+@pytest.mark.parametrize("mark", ["<|end|>", "<end_of_turn>", "<|eom_id|>"])
+def test_a_mark_that_ends_turns_ends_an_answer(pieces, tmp_path, mark):
+    """Whether or not the files say so, in both of their forms."""
+    said = open_checkpoint(pieces).metadata
+    words, kinds = said["tokenizer.ggml.tokens"], said["tokenizer.ggml.token_type"]
+    fields = {
+        "tokenizer.ggml.tokens": [*words[:-1], mark],
+        "tokenizer.ggml.token_type": [*kinds[:-1], 3],
+    }
+    path = tmp_path / "tiny.gguf"
+    gguf = write_gguf(path, pieces=True, vocabulary=400, layers=1, metadata=fields)
+    assert Text(open_checkpoint(gguf)).ends == {2, 399}
+    folder = write_folder(tmp_path / "folder", gguf, eos_token="</s>")
+    assert folder.ends == {2, 399}
+
+
+def test_marks_of_phi_3_take_the_space_behind_them_along(tmp_path):
+    """But for those that begin a text; another model's do not."""
+    path = tmp_path / "tiny.gguf"
+    options = {"pieces": True, "vocabulary": 400, "layers": 1}
+    said = {"general.name": "Phi-3-mini"}
+    text = Text(open_checkpoint(write_gguf(path, **options, metadata=said)))
+    assert text.encode("</s> \n the") == text.encode("</s>the")
+    assert text.encode("a<s> \n the") != text.encode("a<s>the")
+    text = Text(open_checkpoint(write_gguf(path, **options)))
+    assert text.encode("</s> \n the") != text.encode("</s>the")
