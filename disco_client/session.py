@@ -787,7 +787,8 @@ class Session:
                 otherwise one copy is divided among all workers.
             keep_blocks: Formats of GGUF's blocks, such as ``("Q4_1", "Q8_0")``, whose tensors
                 stay as they lie in the file: uint8 of [..., bytes of a row]. ``plan`` and
-                ``expect`` count numbers all the same, and must not cut a block.
+                ``expect`` count numbers all the same; a tensor of which they would cut a
+                block becomes numbers.
             progress: Whether to show a progress bar on standard error; None shows
                 it on a terminal.
 

@@ -93,6 +93,11 @@ class Chosen(NamedTuple):
         return self.tensor.nbytes * largest // whole
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether it stays in the blocks in which it is stored."""
+        return bool(self.tensor.block[0]) and self.info.tensor_sinfo.dtype_name == "uint8"
+
+    @property
     def axis(self) -> int | None:
         """Along which axis it is split; None for replicated."""
         spec = self.info.placement.dim_specs[-1]
@@ -239,7 +244,8 @@ def choose(
         strict: Whether rules without a tensor and tensors without a rule are wrong.
         mesh: The workers that will hold them; along its last axis a tensor is split.
         dtype: What tensors of floating-point numbers become; empty for what they are.
-        keep_blocks: The formats of blocks of which those that are stored so become the bytes.
+        keep_blocks: Formats of blocks: tensors that are stored so become the bytes of their parts,
+            where no block is cut.
 
     Raises:
         WeightsMismatch: Something is; the error names all of it.
@@ -262,7 +268,8 @@ def choose(
         else:
             try:
                 placed = _place(tensor, rule, expected or {}, mesh, dtype)
-                chosen.append(_in_blocks(placed) if tensor.stored in keep_blocks else placed)
+                kept = _in_blocks(placed) if tensor.stored in keep_blocks else None
+                chosen.append(kept or placed)
             except ConfigError as error:
                 problems.append(str(error))
             continue
@@ -342,27 +349,19 @@ def _place(
     return Chosen(tensor, info)
 
 
-def _in_blocks(chosen: Chosen) -> Chosen:
-    """The same parts of the bytes of a tensor that is stored in blocks.
-
-    Raises:
-        ConfigError: A block would be cut.
-    """
+def _in_blocks(chosen: Chosen) -> Chosen | None:
+    """The same parts of the bytes of a tensor that is stored in blocks; None where one is cut."""
     tensor, info = chosen
     numbers, nbytes = tensor.block
     shape = (*tensor.shape[:-1], tensor.shape[-1] // numbers * nbytes)
     placement = info.placement
     if chosen.axis == len(shape) - 1:
         parts = [info.pieces(place)[-1] for place in range(info.device_mesh.shape[-1])]
-        cut = next((at for part in parts for piece in part for at in piece if at % numbers), None)
-        if cut is not None:
-            raise ConfigError(
-                f"{tensor.name}: {tensor.stored}{list(tensor.shape)} is stored in blocks of"
-                f" {numbers} numbers, of which its placement cuts one at index {cut} of axis"
-                f" {chosen.axis}; cut between blocks, or load it without keep_blocks"
-            )
+        if any(at % numbers for part in parts for piece in part for at in piece):
+            return None
         scaled = [
-            [(a // numbers * nbytes, b // numbers * nbytes) for a, b in part] for part in parts
+            [(start // numbers * nbytes, stop // numbers * nbytes) for start, stop in part]
+            for part in parts
         ]
         specs = placement.dim_specs
         placement = Placement([*specs[:-1], PlacementSpec.explicit(len(shape) - 1, scaled)])
@@ -436,7 +435,9 @@ def load_weights(  # noqa: PLR0913  (those of the session, and its engine)
     ):
         for some in batches([each.nbytes for each in chosen]):
             batch = [chosen[number] for number in some]
-            asked = opened, *_requests(batch), kind, *([list(kept)] if kept else [])
+            stay = Shape(each.tensor.index for each in batch if each.in_blocks)
+            # Workers of older releases know nothing of the last one.
+            asked = opened, *_requests(batch), kind, *([stay] if stay else [])
             read = core.call_builtin("runtime.disco._weights_read", *asked)
             for place, each in enumerate(batch):
                 item = core.call_builtin("runtime.disco._weights_item", read, place)

@@ -68,8 +68,9 @@ class Model:
         checkpoint: The model's files, which are at the same path on every worker.
         blocks: How many blocks of `llm.layers.BLOCK` positions the cache has.
         slots: How many sequences there can be at a time.
-        compute: ``numba`` computes on blocks of 4 and 8 bits as they lie in a GGUF file, ``numpy``
-            on float32; ``auto`` does the former where all workers can.
+        compute: ``numba`` computes on blocks of 4 and 8 bits as they lie in a GGUF file, as far as
+            no worker would have a part of one; ``numpy`` computes on float32; ``auto`` does the
+            former where all workers have numba.
         progress: Whether to show how far loading is; None for on a terminal.
 
     Attributes:
@@ -105,24 +106,30 @@ class Model:
         session.include(_FOLDER)  # what the layers import
         session.load_source(_FOLDER / "layers.py")
         names = checkpoint.names
-        formats, self.computed_by = self._choose_compute(checkpoint, compute)
+        compiler = self._find_compiler(compute)
         try:
             loaded = session.load_weights(
                 checkpoint.path,
                 plan(checkpoint, self.shares),
                 dtype="float32",
-                keep_blocks=set(formats.values()),
+                keep_blocks=FORMATS if compiler else (),
                 expect={names[ours]: shape for ours, shape in _shapes(checkpoint).items()},
                 progress=progress,
             )
         except disco_client.WeightsMismatch as error:
             raise ModelError(str(error)) from None
-        for name, tensor in loaded.items():
-            if tensor.dtype != ("uint8" if name in formats else "float32"):
-                raise ModelError(f"{name} is {tensor.dtype}; expected numbers in floating point.")
+        kept = {
+            ours: checkpoint.formats.get(theirs, "")
+            for ours, theirs in names.items()
+            if loaded[theirs].dtype == "uint8"
+        }
+        for ours, theirs in names.items():
+            if loaded[theirs].dtype != "float32" and kept.get(ours) not in FORMATS:
+                found = loaded[theirs].dtype
+                raise ModelError(f"{theirs} is {found}; expected numbers in floating point.")
+        self.computed_by = _describe(compiler, set(kept.values()))
         config, shares = dataclasses.asdict(self._config), dataclasses.asdict(self.shares)
         weights = {ours: loaded[theirs] for ours, theirs in names.items()}
-        kept = {ours: formats[theirs] for ours, theirs in names.items() if theirs in formats}
         self._share = self._function("share")(config, shares, weights, kept)
         self._cache = self._function("cache")(self._share, blocks)
         self._latest = self._function("latest")(slots)
@@ -139,23 +146,17 @@ class Model:
         """How many cores the workers have together."""
         return sum(dict(self._function("machine")().get_all()).values())
 
-    def _choose_compute(self, checkpoint: Checkpoint, compute: str) -> tuple[dict[str, str], str]:
-        """The tensors whose blocks stay as they are, with their formats; and what computes."""
-        blocks = {
-            name: form
-            for name in checkpoint.names.values()
-            if (form := checkpoint.formats.get(name, "")) in FORMATS
-        }
-        if compute == "numpy" or (compute == "auto" and not blocks):
-            return {}, "numpy, on float32"
+    def _find_compiler(self, compute: str) -> str:
+        """What compiles products on all workers; empty where it is not there, or not wanted."""
+        if compute == "numpy":
+            return ""
         found = set(self._function("compiler")().get_all())
-        if found and all(found):
-            of = ", ".join(sorted(set(blocks.values()))) or "float32"
-            return blocks, f"{' and '.join(sorted(found))}, on blocks of {of}"
+        if all(found):
+            return " and ".join(sorted(found))
         if compute == "numba":
             msg = "numba is not installed on all workers: pip install 'disco-runtime[kernels]'"
             raise ModelError(msg)
-        return {}, "numpy, on float32; numba, which is faster, is not installed on all workers"
+        return ""
 
     def _function(self, name: str) -> Any:
         return self.session.get_global_func(f"llm.{name}")
@@ -204,6 +205,13 @@ class Model:
     def logits(self, pieces: Sequence[Piece]) -> disco_client.DRef:
         """Issues a step that only computes logits: [rows, vocabulary], float32, of all rows."""
         return self._all_logits(*_arrays(pieces))
+
+
+def _describe(compiler: str, formats: set[str]) -> str:
+    """What computes the products, in words."""
+    if formats:
+        return f"{compiler}, on blocks of {', '.join(sorted(formats))}"
+    return "numpy, on float32"
 
 
 def _arrays(pieces: Sequence[Piece]) -> tuple[np.ndarray[Any, Any], ...]:

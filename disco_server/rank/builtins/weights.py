@@ -82,7 +82,7 @@ def weights_read(
     wanted: Sequence[Shape],
     layouts: Sequence[Any],
     dtype: str,
-    keep_blocks: Sequence[str] = (),
+    in_blocks: Sequence[int] = (),
 ) -> list[Array]:
     """Reads this worker's parts of some tensors.
 
@@ -92,8 +92,8 @@ def weights_read(
             the number of its layout.
         layouts: Of each for each worker the axis, and first and last of each piece.
         dtype: What floating-point tensors become; empty for what they are.
-        keep_blocks: The formats of blocks of which those that are stored so become the bytes,
-            which is what their layouts are of then.
+        in_blocks: The positions of those that stay in their blocks: their layouts are of the
+            bytes.
     """
     worker = current_worker()
     records = _checked(checkpoint).records
@@ -106,7 +106,7 @@ def weights_read(
             msg = f"expected one of {len(records)} tensors, got {request}"
             raise ArgumentRefused(msg)
         record = records[request[0]]
-        if record.block[0] and record.stored in keep_blocks:
+        if record.block[0] and request[0] in in_blocks:
             record = record.as_bytes()
         if len(request) == 1:
             return record, None

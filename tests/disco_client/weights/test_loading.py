@@ -194,12 +194,17 @@ def test_what_is_no_format_is_refused(session, tmp_path, formats):
         session.load_weights(tmp_path, {"*": "R"}, keep_blocks=formats)
 
 
-def test_a_block_that_would_be_cut_is_named(session, quantized):
-    """keep_blocks refuses a placement that cuts a block, before anything is loaded."""
-    path, _ = quantized
+def test_a_tensor_whose_blocks_are_cut_becomes_numbers(session, quantized):
+    """Where a plan cuts a block, keep_blocks leaves that tensor alone and keeps the others."""
+    path, tensors = quantized
     plan = {"down.*": PlacementSpec.explicit(1, [(0, 64), (64, 80), (80, 128), (128, 160)])}
-    with pytest.raises(WeightsMismatch, match=r"down\.weight: Q4_1.*blocks of 32.*index 80"):
-        session.load_weights(path, {**plan, "*": "R"}, in_group=False, keep_blocks=KEPT)
+    loaded = session.load_weights(
+        path, {**plan, "*": "R"}, in_group=False, keep_blocks=KEPT, dtype="float16"
+    )
+    kinds = {name: tensor.dtype for name, tensor in loaded.items()}
+    assert kinds == {"rows.weight": "uint8", "down.weight": "float16", "norm.weight": "float16"}
+    wanted = gguf.dequantize(tensors["down.weight"], gguf.GGMLQuantizationType.Q4_1)
+    assert np.array_equal(loaded["down.weight"].numpy(), wanted.astype(np.float16))
 
 
 def test_a_tensor_cache(session, tmp_path):
