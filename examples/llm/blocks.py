@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BLOCK", "FORMATS", "LANES", "Blocks", "compiler"]
+__all__ = ["FORMATS", "LANES", "NUMBERS", "Blocks", "compiler"]
 
 Array = np.ndarray[Any, Any]
 
-BLOCK = 32
+NUMBERS = 32
 """Numbers of a row that share a scale."""
 LANES = 16
 """Rows of a matrix that are multiplied together: numbers of float32 in the widest registers."""
@@ -79,7 +79,7 @@ class Blocks:
             scale[places] = _tiles(parts[0].view(np.uint16))
             least[places] = _tiles(parts[1].view(np.uint16))
             numbers[places] = _tiles(_words(parts[2], bits))
-        return cls((blocks * BLOCK, rows), bits, numbers, scale, least)
+        return cls((blocks * NUMBERS, rows), bits, numbers, scale, least)
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +94,7 @@ class Blocks:
         numbers = (words[..., None] >> shifts) & np.uint32((1 << self.bits) - 1)
         scale = self.scale[tile, :, lane].view(np.float16).astype(np.float32)[..., None]
         least = self.least[tile, :, lane].view(np.float16).astype(np.float32)[..., None]
-        found = numbers.reshape(*scale.shape[:-1], BLOCK).astype(np.float32) * scale + least
+        found = numbers.reshape(*scale.shape[:-1], NUMBERS).astype(np.float32) * scale + least
         return found.reshape(len(which), self.shape[0])
 
     def product(self, rows: Array) -> Array:
@@ -124,7 +124,7 @@ class Blocks:
         """Multiplies one row, or several times four of them, by tiles of the matrix."""
         own, nibbles = _kernels(), (0,) * (self.bits // 4)
         if len(rows) == 1:
-            sums = np.add.reduce(rows[0].reshape(-1, BLOCK), axis=1)
+            sums = np.add.reduce(rows[0].reshape(-1, NUMBERS), axis=1)
             own.multiply_one(nibbles, *matrix, rows[0], sums, found[0])
             return
         for row in range(0, len(rows), 4):
@@ -157,7 +157,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _parts(blocks: Array, form: str) -> tuple[Array, Array, Array]:
-    """Scale and least, [rows, blocks], float16; and the numbers, [rows, blocks, BLOCK]."""
+    """Scale and least, [rows, blocks], float16; and the numbers, [rows, blocks, NUMBERS]."""
     scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     if form == "Q8_0":
         signed = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
@@ -166,7 +166,7 @@ def _parts(blocks: Array, form: str) -> tuple[Array, Array, Array]:
         least = np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
     else:
         least = scale * np.float16(-8)
-    pairs = blocks[..., -BLOCK // 2 :]
+    pairs = blocks[..., -NUMBERS // 2 :]
     return scale, least, np.concatenate([pairs & 15, pairs >> 4], axis=-1)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from llm.blocks import BLOCK, LANES
+from llm.blocks import LANES, NUMBERS
 
 __all__ = ["compiled", "multiply_four", "multiply_one"]
 
@@ -91,10 +91,10 @@ def multiply_one(
         for b in range(numbers.shape[1]):
             for lane in range(LANES):
                 found = np.float32(0)
-                for step in range(BLOCK // STEP):
+                for step in range(NUMBERS // STEP):
                     for i in range(STEP):
                         weight = _number(numbers, nibbles, t, b, step, i, lane)
-                        found += weight * x[b * BLOCK + step * STEP + i]
+                        found += weight * x[b * NUMBERS + step * STEP + i]
                 d, m = _wide(scale[t, b, lane]), _wide(least[t, b, lane])
                 total[lane] += d * found + m * sums[b]
         for lane in range(LANES):
@@ -117,8 +117,8 @@ def multiply_four(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y:
     for t in range(numbers.shape[0]):
         total[:] = np.float32(0)
         for b in range(numbers.shape[1]):
-            for step in range(BLOCK // STEP):
-                k = b * BLOCK + step * STEP
+            for step in range(NUMBERS // STEP):
+                k = b * NUMBERS + step * STEP
                 for lane in range(LANES):
                     d, m = _wide(scale[t, b, lane]), _wide(least[t, b, lane])
                     s = (total[0, lane], total[1, lane], total[2, lane], total[3, lane])

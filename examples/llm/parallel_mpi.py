@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
+from llm.blocks import FORMATS, NUMBERS, compiler
 from llm.config import ModelError, find_model, open_checkpoint
 from llm.layers import BLOCK, Share
 from llm.plain import read_weights
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from llm.config import Checkpoint
     from llm.layers import Array
+    from llm.shares import Range, Shares
 
 __all__ = ["PROMPT", "Decoder", "main", "share_of"]
 
@@ -100,8 +102,13 @@ class Decoder:
         return mine
 
 
-def share_of(comm: MPI.Intracomm, checkpoint: Checkpoint) -> Share:
+def share_of(comm: MPI.Intracomm, checkpoint: Checkpoint, compute: str = "numpy") -> Share:
     """This rank's share of a model, which rank 0 reads for all of them.
+
+    Args:
+        comm: As many ranks as the model has shares.
+        checkpoint: The model.
+        compute: ``numpy`` or ``numba``; see `llm.model.Model`.
 
     Raises:
         ModelError: A tensor is not there.
@@ -109,20 +116,43 @@ def share_of(comm: MPI.Intracomm, checkpoint: Checkpoint) -> Share:
     """
     config = checkpoint.config
     shares = divide(config, comm.size)
-    read = read_weights(checkpoint) if comm.rank == 0 else {}
-    shapes = comm.bcast({name: array.shape for name, array in read.items()})
+    formats = _find_formats(checkpoint, shares) if compute == "numba" else {}
+    read = read_weights(checkpoint, formats) if comm.rank == 0 else {}
+    facts = comm.bcast({name: (array.shape, array.dtype) for name, array in read.items()})
     own: dict[str, Array] = {}
-    for name, shape in shapes.items():
+    for name, (shape, dtype) in facts.items():
         # A copy, because what was read may lie in the file.
-        whole = np.array(read.pop(name), np.float32) if read else np.empty(shape, np.float32)
+        whole = np.array(read.pop(name), dtype) if read else np.empty(shape, dtype)
         comm.Bcast(whole)
         if (cut := cut_of(config, shares, name)) is not None:
             axis, ranges = cut
-            mine = ranges[comm.rank]
-            pieces = mine if isinstance(mine, list) else [mine]
-            whole = whole.take([at for piece in pieces for at in range(*piece)], axis)
+            nbytes = FORMATS[formats[name]][1] if axis == 1 and name in formats else 0
+            at = [_in_bytes(piece, nbytes) for piece in _pieces(ranges[comm.rank])]
+            whole = whole.take([index for piece in at for index in range(*piece)], axis)
         own[name] = whole
-    return Share(dataclasses.asdict(config), dataclasses.asdict(shares), comm.rank, own, {})
+    return Share(dataclasses.asdict(config), dataclasses.asdict(shares), comm.rank, own, formats)
+
+
+def _find_formats(checkpoint: Checkpoint, shares: Shares) -> dict[str, str]:
+    """The tensors whose blocks no rank would have a part of, with the formats of these."""
+    found: dict[str, str] = {}
+    for ours, theirs in checkpoint.names.items():
+        axis, ranges = cut_of(checkpoint.config, shares, ours) or (0, [])
+        bounds = [at for each in ranges for piece in _pieces(each) for at in piece]
+        whole = axis == 0 or not any(at % NUMBERS for at in bounds)
+        if whole and checkpoint.formats.get(theirs) in FORMATS:
+            found[ours] = checkpoint.formats[theirs]
+    return found
+
+
+def _pieces(mine: Range | list[Range]) -> list[Range]:
+    return mine if isinstance(mine, list) else [mine]
+
+
+def _in_bytes(piece: Range, nbytes: int) -> Range:
+    """A range of numbers as one of bytes, where blocks have so many; as it is for 0."""
+    first, end = piece
+    return (first // NUMBERS * nbytes, end // NUMBERS * nbytes) if nbytes else piece
 
 
 def main() -> int:
@@ -130,10 +160,12 @@ def main() -> int:
     options = _parse()
     comm = MPI.COMM_WORLD
     try:
-        decoder = Decoder(comm, share_of(comm, open_checkpoint(find_model(options.model))))
+        checkpoint = open_checkpoint(find_model(options.model))
+        decoder = Decoder(comm, share_of(comm, checkpoint, options.compute))
     except (ModelError, TooManyWorkers) as error:
         print(f"parallel_mpi: {error}", file=sys.stderr)
         comm.Abort(2)
+    decoder.decode(PROMPT, 1)  # compiles what is compiled
     runs: list[dict[str, Any]] = []
     for _ in range(options.repeat):
         comm.Barrier()
@@ -161,6 +193,12 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--model", metavar="PATH", help="default: SmolLM2-135M-Instruct")
     parser.add_argument("--tokens", type=int, default=48, help="how many are timed")
+    parser.add_argument(
+        "--compute",
+        choices=("numpy", "numba"),
+        default="numba" if compiler() else "numpy",
+        help="what multiplies; default: %(default)s",
+    )
     parser.add_argument("--repeat", type=int, default=1, help="runs; the best is reported")
     return parser.parse_args()
 

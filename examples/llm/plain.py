@@ -12,7 +12,7 @@ from llm.config import tensors_of
 from llm.fused import unfuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from llm.config import Checkpoint
     from llm.traits import Rope
@@ -183,22 +183,31 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def read_weights(checkpoint: Checkpoint) -> dict[str, Array]:
+def read_weights(checkpoint: Checkpoint, stay: Collection[str] = ()) -> dict[str, Array]:
     """All tensors in float32, matrices as [out, in], by the names of `Checkpoint.names`.
+
+    Args:
+        checkpoint: The model.
+        stay: Tensors that stay as a GGUF file stores them: bytes, [out, bytes of in].
 
     Raises:
         ModelError: A tensor is not there, or one is that the model would leave out.
     """
-    read = _read_gguf(checkpoint) if checkpoint.is_gguf else _read_folder(checkpoint)
+    kept = {checkpoint.names[ours] for ours in stay}
+    read = _read_gguf(checkpoint, kept) if checkpoint.is_gguf else _read_folder(checkpoint)
     checkpoint.check(read)
     return {ours: read[theirs] for ours, theirs in checkpoint.names.items()}
 
 
-def _read_gguf(checkpoint: Checkpoint) -> dict[str, Array]:
+def _read_gguf(checkpoint: Checkpoint, stay: Collection[str]) -> dict[str, Array]:
     from gguf import GGUFReader, dequantize
 
-    reader = GGUFReader(checkpoint.path)
-    return {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    return {
+        tensor.name: tensor.data
+        if tensor.name in stay
+        else dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(checkpoint.path).tensors
+    }
 
 
 def _read_folder(checkpoint: Checkpoint) -> dict[str, Array]:

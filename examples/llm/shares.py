@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from llm.config import Checkpoint, Config
 
-__all__ = ["Shares", "TooManyWorkers", "cut_of", "divide", "plan"]
+__all__ = ["Range", "Shares", "TooManyWorkers", "cut_of", "divide", "plan"]
 
 _BLOCK = 32
 Range = tuple[int, int]

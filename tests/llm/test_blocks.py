@@ -1,4 +1,4 @@
-"""Products with matrices that stay in blocks are those of the numbers that gguf reads out of them."""
+"""Products with matrices in blocks are those of the numbers that gguf reads out of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm.blocks import BLOCK, FORMATS, Blocks
+from llm.blocks import FORMATS, NUMBERS, Blocks
 
 pytest.importorskip("numba", reason="numba, which compiles the products, is not installed")
 
@@ -32,10 +32,10 @@ def quantized(form, out, depth, seed, spread):
 @settings(max_examples=60, deadline=None)
 def test_any_matrix_and_any_rows(form, rows, out, blocks, seed, spread):
     """All formats, shapes that fill no tile, and scales that float16 has as subnormal numbers."""
-    raw, numbers = quantized(form, out, blocks * BLOCK, seed, spread)
+    raw, numbers = quantized(form, out, blocks * NUMBERS, seed, spread)
     matrix = Blocks.read(raw, form)
     assert matrix.shape == numbers.shape[::-1]
-    x = np.random.default_rng(seed).normal(size=(rows, blocks * BLOCK)).astype(np.float32)
+    x = np.random.default_rng(seed).normal(size=(rows, blocks * NUMBERS)).astype(np.float32)
     wanted = x.astype(np.float64) @ numbers.T
     found = matrix.product(x)
     assert found.dtype == np.float32
