@@ -134,13 +134,18 @@ def draw_weight(name: str, shape: tuple[int, ...], model_type: str, rng: np.rand
     """A tensor of a folder: float32, of the spread that its place asks for."""
     numbers = rng.standard_normal(shape)
     gemma = model_type.startswith("gemma")
+    if gemma and name == "model.norm.weight":
+        return (0.2 * numbers + 5).astype(np.float32)  # so that the cap of logits matters
     if name.endswith("norm.weight"):
         return (0.2 * numbers + (0 if gemma else 1)).astype(np.float32)
     if name.endswith(".bias"):
         return (0.5 * numbers).astype(np.float32)
-    spread = 1.0 if "embed_tokens" in name else 1.7
+    # Small beside what layers add, or a model whose head is the embedding repeats its last token.
+    spread = 0.2 if "embed_tokens" in name else 1.7
     if "embed_tokens" in name and not gemma:
         spread *= shape[-1] ** 0.5
+    if "embed_tokens" in name or name.startswith("lm_head"):
+        numbers[: len(MARKS)] = 0  # so that the likeliest token is never one of them
     return (numbers * spread / shape[-1] ** 0.5).astype(np.float32)
 
 
