@@ -80,6 +80,14 @@ CASES: dict[str, dict[str, object]] = {
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 3.0,
     },
+    "gemma2 with another scale": {
+        "model_type": "gemma2",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": 24,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "head_dim": 32,
@@ -101,10 +109,10 @@ SAID_BESIDE: dict[str, dict[str, int]] = {
 }
 """What a GGUF file has to say of a case that llama.cpp's converter does not write."""
 
-UNSAID = frozenset(("qwen2 with a window",))
+UNSAID = frozenset(("qwen2 with a window", "gemma2 with another scale"))
 """The cases that no GGUF file can say."""
 
-PIECES = frozenset(("mistral", "phi3", "gemma2", "gemma3"))
+PIECES = frozenset(("mistral", "phi3", "gemma2", "gemma2 with another scale", "gemma3"))
 """The cases whose tokenizer is in the manner of SentencePiece; the others' is byte-level BPE."""
 
 _WORD = r"[^\r\n\p{L}\p{N}]?"
