@@ -35,7 +35,7 @@ PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, llm, models, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
 # For `make hunt`, which suite of tests/hunt: scalars, functions, reentry, resources; or a path.
 SUITE ?=
 # A folder of tests for `make test-quick`.
@@ -273,12 +273,12 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 models: $(MODELS_VENV)/.stamp ## install torch, transformers and llama.cpp beside, and compare families of models with them
 	$(ONE_THREAD) $(MODELS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/models $(ARGS)
 
-# Of torch the wheel without CUDA, which is a tenth of the other one.
+# Of torch the wheel without CUDA, which is a tenth of the other one, where its index can be reached.
 $(MODELS_VENV)/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
 	test -x $(MODELS_VENV)/bin/python || $(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(MODELS_VENV)/bin/python -m pip install --quiet --only-binary :all: --index-url $(TORCH_CPU) 'torch>=2.13' || true
+	$(MODELS_VENV)/bin/python -m pip install --quiet --only-binary :all: --timeout 15 --retries 1 --index-url $(TORCH_CPU) 'torch>=2.13' || true
 	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[server,examples]' --group gpu --group models
 	touch $@
 

@@ -53,6 +53,10 @@ EXPECTED = {
         PLAIN_32,
         Otherwise(windows=EVERY_OTHER, attention_cap=5.0, logit_cap=3.0, **GEMMA),
     ),
+    "gemma2 with another scale": (
+        PLAIN_32,
+        Otherwise(windows=EVERY_OTHER, **{**GEMMA, "query_scale": 12**-0.5}),
+    ),
     "gemma3": (
         plain_speeds(1000000.0, 32) / 8,
         Otherwise(windows=EVERY_OTHER, local_speeds=PLAIN_32, **GEMMA),

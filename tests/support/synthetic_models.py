@@ -80,6 +80,14 @@ CASES: dict[str, dict[str, object]] = {
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 3.0,
     },
+    "gemma2 with another scale": {
+        "model_type": "gemma2",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": 24,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
     "gemma3": {
         "model_type": "gemma3_text",
         "head_dim": 32,
@@ -101,10 +109,10 @@ SAID_BESIDE: dict[str, dict[str, int]] = {
 }
 """What a GGUF file has to say of a case that llama.cpp's converter does not write."""
 
-UNSAID = frozenset(("qwen2 with a window",))
+UNSAID = frozenset(("qwen2 with a window", "gemma2 with another scale"))
 """The cases that no GGUF file can say."""
 
-PIECES = frozenset(("mistral", "phi3", "gemma2", "gemma3"))
+PIECES = frozenset(("mistral", "phi3", "gemma2", "gemma2 with another scale", "gemma3"))
 """The cases whose tokenizer is in the manner of SentencePiece; the others' is byte-level BPE."""
 
 _WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -134,13 +142,18 @@ def draw_weight(name: str, shape: tuple[int, ...], model_type: str, rng: np.rand
     """A tensor of a folder: float32, of the spread that its place asks for."""
     numbers = rng.standard_normal(shape)
     gemma = model_type.startswith("gemma")
+    if gemma and name == "model.norm.weight":
+        return (0.2 * numbers + 5).astype(np.float32)  # so that the cap of logits matters
     if name.endswith("norm.weight"):
         return (0.2 * numbers + (0 if gemma else 1)).astype(np.float32)
     if name.endswith(".bias"):
         return (0.5 * numbers).astype(np.float32)
-    spread = 1.0 if "embed_tokens" in name else 1.7
+    # Small beside what layers add, or a model whose head is the embedding repeats its last token.
+    spread = 0.2 if "embed_tokens" in name else 1.7
     if "embed_tokens" in name and not gemma:
         spread *= shape[-1] ** 0.5
+    if "embed_tokens" in name or name.startswith("lm_head"):
+        numbers[: len(MARKS)] = 0  # so that the likeliest token is never one of them
     return (numbers * spread / shape[-1] ** 0.5).astype(np.float32)
 
 
