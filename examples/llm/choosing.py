@@ -131,7 +131,7 @@ class History:
         return choose(given, seed, position, *ways)
 
 
-def choose(  # noqa: PLR0913, PLR0917  (each is a number of the draw)
+def choose(
     logits: Array,
     seed: int,
     position: int,

@@ -35,7 +35,17 @@ if TYPE_CHECKING:
     from llm.layers import Found
     from llm.text import Text
 
-__all__ = ["Busy", "Counts", "Engine", "Request", "Sampling", "Settings", "TooLong", "pieces_of", "text_of"]
+__all__ = [
+    "Busy",
+    "Counts",
+    "Engine",
+    "Request",
+    "Sampling",
+    "Settings",
+    "TooLong",
+    "pieces_of",
+    "text_of",
+]
 
 _logger = logging.getLogger("llm.engine")
 _AHEAD = 2
@@ -178,7 +188,8 @@ class Request:
         if leader is None or leader.reason:
             return False
         place = leader.place
-        return place.slot < 0 or place.named < (len(leader.prompt) - 1) // BLOCK
+        shared = (len(leader.prompt) - 1) // BLOCK
+        return place.slot < 0 or leader.unscored or place.named < shared
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens of prompt and answer, by their positions."""
@@ -369,7 +380,8 @@ class Engine:
 
         Args:
             prompt: The tokens of the prompt; one or more.
-            max_tokens: The most tokens of the answer; at least 1.
+            max_tokens: The most tokens of the answer; with 0 it has one, behind which nothing is
+                computed, so that it takes no room.
             sampling: How tokens are chosen; by default the likeliest.
             leader: An earlier request for the same prompt, whose blocks this one shares.
 
@@ -380,8 +392,8 @@ class Engine:
         """
         if self.lost is not None:
             raise self.lost
-        if not prompt or max_tokens < 1:
-            msg = f"expected a prompt and an answer of one token or more, got {len(prompt)} tokens "
+        if not prompt or max_tokens < 0:
+            msg = f"expected a prompt of one token or more and an answer, got {len(prompt)} tokens "
             msg += f"and max_tokens {max_tokens}"
             raise TooLong(msg)
         limit = len(prompt) + max_tokens
@@ -394,6 +406,7 @@ class Engine:
         if len(self._waiting) >= self._settings.queue:
             msg = f"{len(self._waiting)} requests wait already, which is as many as may"
             raise Busy(msg)
+        limit = max(limit, len(prompt) + 1)
         request = Request(prompt, limit, sampling or Sampling(), leader)
         self._waiting.append(request)
         self._wake.set()
@@ -556,17 +569,13 @@ class Engine:
             self._name_blocks(request)
         return pieces, wanting
 
-    def _piece(
-        self, request: Request, start: int, tokens: Sequence[int], *, wants: bool
-    ) -> Piece:
+    def _piece(self, request: Request, start: int, tokens: Sequence[int], *, wants: bool) -> Piece:
         """What a sequence brings to a step; its first piece tells the workers its history."""
         sampling, place = request.sampling, request.place
         history = None
         if sampling.needs_history and not place.told:
             ends = {*sampling.ends, *(() if sampling.ignore_eos else self._ends)}
-            told = replace(
-                sampling, ends=tuple(sorted(ends)), scores_prompt=request.unscored
-            )
+            told = replace(sampling, ends=tuple(sorted(ends)), scores_prompt=request.unscored)
             history = told, request.tokens(0, request.known), len(request.prompt)
         place.told = sampling.needs_history
         return Piece(

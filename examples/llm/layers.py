@@ -418,9 +418,7 @@ class Share:
         return turned
 
 
-def _choose(
-    logits: Array, draw: tuple[int, int, float, float], history: History | None
-) -> int:
+def _choose(logits: Array, draw: tuple[int, int, float, float], history: History | None) -> int:
     """The token behind a row that no maximum of each worker finds."""
     return choose(logits, *draw) if history is None else history.next_token(logits, *draw[:2])
 
@@ -491,7 +489,7 @@ def make_latest(slots: int) -> Latest:
 
 
 @disco_server.register_func("llm.begin")
-def begin(  # noqa: PLR0913, PLR0917  (the arrays of a step)
+def begin(
     share: Share,
     latest: Latest,
     ids: Array,
@@ -536,9 +534,7 @@ def feed_forward(share: Share, x: Array, more: Array, layer: int) -> Array:
 
 
 @disco_server.register_func("llm.next")
-def find_next(
-    share: Share, latest: Latest, batch: Batch, x: Array, more: Array
-) -> Array | Found:
+def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array) -> Array | Found:
     """Adds what the last layer has brought; then see `Share.find_next`.
 
     Where a sequence of the step is told more than tokens, see `Share.find_noted`.
