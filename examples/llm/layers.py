@@ -100,10 +100,10 @@ class Latest:
     batch: Batch | None = None
     histories: dict[int, History] = field(default_factory=dict)
 
-    def tell(self, told: Sequence[tuple[int, dict[str, Any], list[int], int]]) -> None:
+    def tell(self, told: Sequence[tuple[int, dict[str, Any], Array, int]]) -> None:
         """Takes what sequences that begin ask for: slot, sampling, tokens so far, and prompt."""
         for slot, sampling, tokens, prompt in told:
-            self.histories[slot] = History(Sampling(**sampling), tokens, prompt)
+            self.histories[slot] = History(Sampling(**sampling), tokens.tolist(), prompt)
 
 
 class Share:
@@ -496,7 +496,7 @@ def begin(
     spans: Array,
     tables: Array,
     sampling: Array,
-    told: Sequence[tuple[int, dict[str, Any], list[int], int]],
+    told: Sequence[tuple[int, dict[str, Any], Array, int]],
 ) -> Batch:
     """See `Latest.tell` and `Share.begin`."""
     latest.tell(told)

@@ -188,13 +188,14 @@ def _arrays(pieces: Sequence[Piece]) -> tuple[Any, ...]:
         (piece.slot, piece.start, len(piece.tokens), piece.wants, piece.seed, piece.told)
         for piece in pieces
     ]
-    sampling = [(piece.temperature, piece.top_p) for piece in pieces]
+    draws = [(piece.temperature, piece.top_p) for piece in pieces]
     told = [
-        (piece.slot, dataclasses.asdict(piece.history[0]), *piece.history[1:])
+        (piece.slot, dataclasses.asdict(sampling), np.array(tokens, np.int32), prompt)
         for piece in pieces
         if piece.history is not None
+        for sampling, tokens, prompt in [piece.history]
     ]
-    return ids, np.array(spans, np.int64), tables, np.array(sampling, np.float64), told
+    return ids, np.array(spans, np.int64), tables, np.array(draws, np.float64), told
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
