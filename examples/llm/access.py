@@ -13,7 +13,7 @@ from llm.asked import Refused
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-__all__ = ["OPEN", "Access", "let_origins_read"]
+__all__ = ["OPEN", "demand_key", "let_origins_read"]
 
 OPEN = frozenset({"/health", "/healthz", "/readyz", "/metrics"})
 """What needs no key: probes and Prometheus have none. It says how much is done, and no text."""
@@ -22,21 +22,27 @@ _REMEMBERED_S = 600
 """How long a browser need not ask again."""
 
 
-class Access:
-    """Lets requests pass that have a key.
+def demand_key(app: web.Application, keys: Sequence[str]) -> None:
+    """Lets only requests pass that have a key, but for those of `OPEN`.
 
     Args:
+        app: The application, whose last middleware says what is refused.
         keys: One of them is enough.
     """
+    digests = [_digest(key.encode()) for key in keys]
 
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
-        self.check = web.middleware(self._check)
+    def knows(given: str) -> bool:
+        kind, _, key = given.partition(" ")
+        digest = _digest(key.strip().encode("utf-8", "surrogateescape"))
+        # Digests have one length, and all of them are compared: the time says nothing of a key.
+        known = [hmac.compare_digest(digest, each) for each in digests]
+        return kind.lower() == "bearer" and any(known)
 
-    async def _check(
-        self, http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    @web.middleware
+    async def check(
+        http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if http.path not in OPEN and not self._knows(http.headers.get("Authorization", "")):
+        if http.path not in OPEN and not knows(http.headers.get("Authorization", "")):
             raise Refused(
                 "expected the service's key, as Authorization: Bearer KEY; ask whoever runs it",
                 status=401,
@@ -44,12 +50,7 @@ class Access:
             )
         return await handler(http)
 
-    def _knows(self, given: str) -> bool:
-        kind, _, key = given.partition(" ")
-        digest = _digest(key.strip().encode("utf-8", "surrogateescape"))
-        # Digests have one length, and all of them are compared: the time says nothing of a key.
-        known = [hmac.compare_digest(digest, each) for each in self._digests]
-        return kind.lower() == "bearer" and any(known)
+    app.middlewares.append(check)
 
 
 def _digest(key: bytes) -> bytes:

@@ -255,9 +255,10 @@ def _limit(fields: dict[str, Any], least: int) -> int | None:
 def _told(fields: dict[str, Any], *, chat: bool) -> int | None:
     """How many of the likeliest tokens are told with each one; None to tell nothing."""
     if not chat:
-        # Clients of the other form say so.
-        asks = fields.get("logprobs") not in (None, False)
-        return _integer(fields, "logprobs", (0, _MOST_LOGPROBS), 0) if asks else None
+        if fields.get("logprobs") is False:  # as in the form of conversations
+            return None
+        count = _integer(fields, "logprobs", (0, _MOST_LOGPROBS), 0)
+        return None if fields.get("logprobs") is None else count
     count = _integer(fields, "top_logprobs", (0, _MOST_LOGPROBS), 0)
     if _flag(fields, "logprobs"):
         return count

@@ -113,8 +113,11 @@ class Embeddings:
         except ModelError as error:
             raise _unserved(str(error)) from None
         except disco_client.RemoteException as error:
-            if error.exception.rpartition(".")[2] == ModelError.__name__:
-                raise _unserved(f"a worker says: {error}") from None
+            said, kind = error.failures[0].message, error.exception.rpartition(".")[2]
+            if kind == ModelError.__name__:
+                raise _unserved(f"worker {error.worker} says: {said}") from None
+            if kind == ValueError.__name__:  # of tokens, which are looked at where the table is
+                raise Refused(f"input: {said}", "input") from None
             raise
         except disco_client.SessionError as error:
             told = {"status": 503, "code": "workers_lost", "retry_after": 1}

@@ -17,7 +17,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import disco_client
-from llm.access import Access, let_origins_read
+from llm.access import demand_key, let_origins_read
 from llm.answers import Choice, ServedAnswer, error_of
 from llm.asked import Asked, Refused, read
 from llm.config import ModelError
@@ -356,8 +356,9 @@ def application(
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
         return web.Response(body=service.metrics.written(), headers=headers)
 
-    checks = [_in_their_form, *([Access(keys).check] if keys else [])]
-    app = web.Application(middlewares=checks, client_max_size=_BODY)
+    app = web.Application(middlewares=[_in_their_form], client_max_size=_BODY)
+    if keys:
+        demand_key(app, keys)
     if origins:
         let_origins_read(app, origins)
     app.router.add_post("/v1/chat/completions", chat)
