@@ -483,6 +483,7 @@ SUITES = {
     "docs": ("tests/docs/",),
     "compat": ("tests/compat/",),
     "llm": ("tests/llm/",),
+    "clients": ("tests/clients/",),
     "hunt": ("tests/hunt/",),
 }
 """Which tests are a suite of their own; all others are the suite "main"."""

@@ -149,7 +149,7 @@ def test_options_of_streams_are_checked():
     assert asked(stream=True, stream_options={"include_usage": True}).with_usage
     assert asked(stream=True, stream_options={"continuous_usage_stats": True}).usage_so_far
     for options in (True, [], "x", {"include_usage": 1}):
-        with pytest.raises(Refused, match="stream_options|include_usage"):
+        with pytest.raises(Refused, match=r"stream_options|include_usage"):
             asked(stream=True, stream_options=options)
 
 

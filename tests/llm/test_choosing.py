@@ -118,7 +118,7 @@ def test_a_history_without_options_draws_as_a_row_without_one(logits, seed, temp
     count=st.integers(0, TOKENS + 3),
 )
 def test_a_note_has_the_log_probabilities_of_the_model(logits, token, count):
-    """Of the token that stands there and of the likeliest ones, the lower number first of equals."""
+    """Of the token that stands there and of the likeliest, of equals the lower number first."""
     named, logprobs = note(np.array(logits, np.float32), token, count)
     total = math.log(math.fsum(math.exp(logit) for logit in logits))
     likeliest = sorted(range(TOKENS), key=lambda other: (-logits[other], other))[:count]

@@ -1,4 +1,4 @@
-"""Options that follow from a sequence's tokens hold on any workers, in company, and after a loss."""
+"""Options that depend on a sequence's tokens hold on any workers, in company, and after a loss."""
 
 from __future__ import annotations
 
