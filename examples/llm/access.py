@@ -40,15 +40,16 @@ def demand_key(app: web.Application, keys: Sequence[str]) -> None:
 
     @web.middleware
     async def check(
-        http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if http.path not in OPEN and not knows(http.headers.get("Authorization", "")):
+        given = request.headers.get("Authorization", "")
+        if request.path not in OPEN and not knows(given):
             raise Refused(
                 "expected the service's key, as Authorization: Bearer KEY; ask whoever runs it",
                 status=401,
                 code="invalid_api_key",
             )
-        return await handler(http)
+        return await handler(request)
 
     app.middlewares.append(check)
 
@@ -77,16 +78,16 @@ def let_origins_read(app: web.Application, origins: Sequence[str]) -> None:
 
     @web.middleware
     async def preflight(
-        http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        asks = http.method == "OPTIONS" and "Access-Control-Request-Method" in http.headers
-        if not asks or not allowed(http):
-            return await handler(http)
+        asks = request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
+        if not asks or not allowed(request):
+            return await handler(request)
         # OpenAI's clients send headers of their own; a key is checked when the request comes.
-        wanted = http.headers.get("Access-Control-Request-Headers", "Authorization, Content-Type")
+        named = request.headers.get("Access-Control-Request-Headers")
         headers = {
             "Access-Control-Allow-Methods": "GET, POST",
-            "Access-Control-Allow-Headers": wanted,
+            "Access-Control-Allow-Headers": named or "Authorization, Content-Type",
             "Access-Control-Max-Age": str(_REMEMBERED_S),
         }
         return web.Response(status=204, headers=headers)

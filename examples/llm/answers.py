@@ -236,8 +236,9 @@ class ServedAnswer:
             async with contextlib.aclosing(self._pieces()) as pieces:
                 async for choice, piece, told in pieces:
                     if piece is None:
-                        end = {} if self._chat else ""
-                        await send(self._chunk(choice, end, reason=choice.reason))
+                        end: dict[str, str] = {}
+                        said = end if self._chat else ""
+                        await send(self._chunk(choice, said, reason=choice.reason))
                     else:
                         said = {"content": piece} if self._chat else piece
                         await send(self._chunk(choice, said, choice.form(told)))

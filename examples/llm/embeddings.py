@@ -120,8 +120,7 @@ class Embeddings:
                 raise Refused(f"input: {said}", "input") from None
             raise
         except disco_client.SessionError as error:
-            told = {"status": 503, "code": "workers_lost", "retry_after": 1}
-            raise Refused(str(error), **told) from error
+            raise Refused(str(error), status=503, code="workers_lost", retry_after=1) from error
         data = [
             {"object": "embedding", "index": index, "embedding": _spelled(row, asked)}
             for index, row in enumerate(vectors)

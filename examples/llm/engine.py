@@ -113,7 +113,7 @@ class CachePlace:
     """
 
     slot: int = -1
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list[int])
     issued: int = 0
     coming: int = 0
     named: int = 0
@@ -645,7 +645,9 @@ class Engine:
         self._waiting.clear()
 
 
-def _parts(found: Any) -> tuple[np.ndarray[Any, Any], dict[int, Note], list[Any]]:
+def _parts(
+    found: Any,
+) -> tuple[np.ndarray[Any, Any], dict[int, Note], list[tuple[int, int, list[Note]]]]:
     """The tokens of a step, their notes by their numbers, and the scores of prompts."""
     if not isinstance(found, tuple):
         return found, {}, []

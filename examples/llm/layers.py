@@ -98,7 +98,7 @@ class Latest:
 
     tokens: Array
     batch: Batch | None = None
-    histories: dict[int, History] = field(default_factory=dict)
+    histories: dict[int, History] = field(default_factory=dict[int, History])
 
     def tell(self, told: Sequence[tuple[int, dict[str, Any], Array, int]]) -> None:
         """Takes what sequences that begin ask for: slot, sampling, tokens so far, and prompt."""

@@ -27,7 +27,7 @@ from llm.metrics import Metrics
 from llm.text import TemplateError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from llm.asked import Prompt
     from llm.config import Checkpoint
@@ -68,7 +68,7 @@ class Service:
     settings: Settings
     session: dict[str, Any]
     default_tokens: int = 512
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list[str])
     counts: Counts = field(default_factory=Counts)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
@@ -180,7 +180,7 @@ class Service:
             Refused: It is wrong, or cannot be served now.
         """
         self._answering += 1
-        outcome, requests = "cancelled", list[Request]()
+        outcome, requests = "cancelled", dict[Request, Engine]()
         try:
             asked = read(await http.read(), chat=chat)
             self._check_model(asked.model)
@@ -198,8 +198,8 @@ class Service:
             outcome = f"refused {refused.status}"
             raise
         finally:
-            for request in requests:
-                engine.cancel(request)
+            for request, its_engine in requests.items():
+                its_engine.cancel(request)
             self._answering -= 1
             self.metrics.requests.labels(_outcome(requests) or outcome).inc()
 
@@ -252,7 +252,11 @@ class Service:
             raise Refused(f"{name}: expected tokens from 0 to {most}", name)
 
     def _submit(
-        self, engine: Engine, asked: Asked, prompts: list[list[int]], requests: list[Request]
+        self,
+        engine: Engine,
+        asked: Asked,
+        prompts: list[list[int]],
+        requests: dict[Request, Engine],
     ) -> None:
         """Asks for all answers; `requests` gets them, also where one is refused."""
         most = self.settings.queue
@@ -273,13 +277,13 @@ class Service:
                 except TooLong as error:
                     raise Refused(str(error), code="context_length_exceeded") from None
                 except Busy as error:
-                    told = {"status": 429, "code": "queue_full", "retry_after": 1}
-                    raise Refused(str(error), **told) from None
-                requests.append(request)
+                    said = str(error)
+                    raise Refused(said, status=429, code="queue_full", retry_after=1) from None
+                requests[request] = engine
                 leader = leader or request
 
 
-def _outcome(requests: Sequence[Request]) -> str:
+def _outcome(requests: Iterable[Request]) -> str:
     """How a request ended, by its answers; empty where it has none."""
     reasons = [request.reason for request in requests]
     return next((each for each in ("error", "cancelled") if each in reasons), "".join(reasons[:1]))

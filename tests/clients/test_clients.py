@@ -1,7 +1,7 @@
 """The language model's service by programs of others, each as it is released.
 
-`make clients` installs them in an environment of their own. The real model runs on two workers of a cluster; nothing is downloaded
-while they run.
+`make clients` installs them in an environment of their own. The real model runs on two workers of a
+cluster; nothing is downloaded while they run.
 """
 
 from __future__ import annotations
