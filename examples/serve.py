@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "parse"]
 
+_KEY = "DISCO_SERVE_API_KEY"
 _CLOSE_S = 5.0
 """How long to wait for clients that read slowly, when all is over."""
 
@@ -44,8 +45,29 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--address", help="the controller; else DISCO_ADDRESS")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--model", metavar="PATH", help="a GGUF file, or a folder; else SmolLM2")
+    parser.add_argument(
+        "--served-model-name",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="what requests may call the model, answers by the first one; else the file's name",
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 for a free one")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help=f"what requests have to bring, repeatable; else {_KEY}, which others of this machine "
+        "cannot read; else none. Health and metrics need no key",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="whose pages may use the service from a browser, repeatable; * for all",
+    )
     parser.add_argument(
         "--cache-mib", type=int, default=settings.cache_bytes >> 20, help="on each worker"
     )
@@ -65,7 +87,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--drain-s", type=float, default=30.0, help="how long running answers may take at the end"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.api_key is None:
+        options.api_key = [os.environ[_KEY]] if _KEY in os.environ else []
+    # An empty variable of a deployment must not mean that everybody may.
+    if not all(key.strip() for key in options.api_key):
+        parser.error(f"--api-key or {_KEY}: expected a key, got an empty one")
+    return options
 
 
 async def _serve(service: Service, options: argparse.Namespace) -> int:
@@ -80,7 +108,10 @@ async def _serve(service: Service, options: argparse.Namespace) -> int:
         loop.add_signal_handler(number, end)
     # A client that leaves ends its handler, and that the request.
     runner = web.AppRunner(
-        application(service), access_log=None, handler_cancellation=True, shutdown_timeout=_CLOSE_S
+        application(service, options.api_key, options.allow_origin),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_CLOSE_S,
     )
     await runner.setup()
     try:
@@ -130,7 +161,14 @@ def main() -> int:
     settings = Settings(options.cache_mib << 20, options.slots, options.chunk, options.queue)
     try:
         checkpoint = open_checkpoint(find_model(options.model))
-        service = Service(checkpoint, Text(checkpoint), settings, session, options.max_tokens)
+        service = Service(
+            checkpoint,
+            Text(checkpoint),
+            settings,
+            session,
+            options.max_tokens,
+            options.served_model_name,
+        )
     except (ModelError, TooManyWorkers, TooLong) as error:
         print(f"serve.py: {error}", file=sys.stderr)
         return 2

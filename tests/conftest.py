@@ -484,6 +484,7 @@ SUITES = {
     "compat": ("tests/compat/",),
     "llm": ("tests/llm/",),
     "models": ("tests/models/",),
+    "clients": ("tests/clients/",),
     "hunt": ("tests/hunt/",),
 }
 """Which tests are a suite of their own; all others are the suite "main"."""

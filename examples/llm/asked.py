@@ -2,178 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from llm.engine import Sampling
+from llm.choosing import Sampling
 from llm.fields import equal
+from llm.unserved import NOTHING, UNSERVED
 
-__all__ = ["Asked", "Refused", "read"]
+__all__ = [
+    "Asked",
+    "Prompt",
+    "Refused",
+    "as_list",
+    "as_text",
+    "as_tokens",
+    "model_of",
+    "read",
+    "read_body",
+]
 
 _SEEDS = (1 << 63) - 1
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _MOST_STOPS = 4
+_MOST_CHOICES = 128
+_MOST_LOGPROBS = 20
+_MOST_TOKENS = (1 << 31) - 1
+"""No model has so many, and no answer."""
 _COLDEST = 1e-4
 """Below this temperature the likeliest token is meant."""
-
-_OFF, _ZERO, _ONE = (False,), (0,), (1,)
-_NOTHING: tuple[object, ...] = ("", [], {})
-_UNSERVED: dict[str, tuple[object, ...]] = {
-    # OpenAI's.
-    "audio": (),
-    "best_of": _ONE,
-    "echo": _OFF,
-    "frequency_penalty": _ZERO,
-    "function_call": ("none", "auto"),
-    "functions": _NOTHING,
-    "logit_bias": _NOTHING,
-    "logprobs": _OFF,
-    "modalities": (["text"],),
-    "n": _ONE,
-    "prediction": (),
-    "presence_penalty": _ZERO,
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "suffix": _NOTHING,
-    "tool_choice": ("none", "auto"),
-    "tools": _NOTHING,
-    "top_logprobs": _ZERO,
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    # How tokens are chosen, by the names of vLLM, SGLang, TGI, transformers and llama.cpp.
-    "allowed_token_ids": _NOTHING,
-    "bad_words": _NOTHING,
-    "bad_words_ids": _NOTHING,
-    "begin_suppress_tokens": _NOTHING,
-    "custom_logit_processor": _NOTHING,
-    "diversity_penalty": _ZERO,
-    "do_sample": (True,),
-    "dry_multiplier": _ZERO,
-    "dynamic_temperature": _OFF,
-    "dynatemp_range": _ZERO,
-    "early_stopping": _OFF,
-    "encoder_no_repeat_ngram_size": _ZERO,
-    "encoder_repetition_penalty": _ONE,
-    "epsilon_cutoff": _ZERO,
-    "eta_cutoff": _ZERO,
-    "exponential_decay_length_penalty": _NOTHING,
-    "force_words_ids": _NOTHING,
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "guidance_scale": _ONE,
-    "length_penalty": _ONE,
-    "logits_processors": _NOTHING,
-    "lora": _NOTHING,
-    "lora_path": _NOTHING,
-    "lora_request": _NOTHING,
-    "min_keep": _ZERO,
-    "min_p": _ZERO,
-    "mirostat": _ZERO,
-    "mirostat_mode": _ZERO,
-    "no_repeat_ngram_size": _ZERO,
-    "num_beam_groups": _ONE,
-    "num_beams": _ONE,
-    "num_return_sequences": _ONE,
-    "penalty_alpha": _ZERO,
-    "penalty_prompt": _NOTHING,
-    "renormalize_logits": _OFF,
-    "repeat_penalty": _ONE,
-    "repetition_penalty": _ONE,
-    "samplers": _NOTHING,
-    "sequence_bias": _NOTHING,
-    "smoothing_factor": _ZERO,
-    "suppress_tokens": _NOTHING,
-    "temperature_last": _OFF,
-    "tfs": _ONE,
-    "tfs_z": _ONE,
-    "top_a": _ZERO,
-    "top_k": (-1, 0),
-    "top_n_sigma": (-1, 0),
-    "typical": _ONE,
-    "typical_p": _ONE,
-    "use_beam_search": _OFF,
-    "watermark": _OFF,
-    "xtc_probability": _ZERO,
-    # Where an answer ends, and how long it is.
-    "eos_token_id": _NOTHING,
-    "ignore_eos": _OFF,
-    "include_stop_str_in_output": _OFF,
-    "max_length": (),
-    "max_new_tokens": (),
-    "max_time": (),
-    "min_length": _ZERO,
-    "min_new_tokens": _ZERO,
-    "min_tokens": _ZERO,
-    "n_indent": _ZERO,
-    "n_predict": (-1,),
-    "no_stop_trim": _OFF,
-    "num_predict": (-1,),
-    "stop_regex": _NOTHING,
-    "stop_sequences": _NOTHING,
-    "stop_strings": _NOTHING,
-    "stop_token_ids": _NOTHING,
-    "t_max_predict_ms": _ZERO,
-    "thinking_token_budget": (),
-    # What an answer may look like.
-    "ebnf": _NOTHING,
-    "format": _NOTHING,
-    "grammar": _NOTHING,
-    "guided_choice": _NOTHING,
-    "guided_decoding_backend": _NOTHING,
-    "guided_grammar": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_json_object": _OFF,
-    "guided_regex": _NOTHING,
-    "guided_whitespace_pattern": _NOTHING,
-    "json_schema": _NOTHING,
-    "regex": _NOTHING,
-    "structural_tag": _NOTHING,
-    "structured_outputs": _NOTHING,
-    # What the prompt is made of.
-    "add_generation_prompt": (True,),
-    "chat_template": _NOTHING,
-    "chat_template_kwargs": _NOTHING,
-    "continue_final_message": _OFF,
-    "documents": _NOTHING,
-    "enable_thinking": _OFF,
-    "image_data": _NOTHING,
-    "images": _NOTHING,
-    "input_embeds": _NOTHING,
-    "input_extra": _NOTHING,
-    "input_prefix": _NOTHING,
-    "input_suffix": _NOTHING,
-    "mm_processor_kwargs": _NOTHING,
-    "n_keep": _ZERO,
-    "options": _NOTHING,
-    "parameters": _NOTHING,
-    "prompt_embeds": _NOTHING,
-    "system": _NOTHING,
-    "template": _NOTHING,
-    "think": _OFF,
-    "thinking": _NOTHING,
-    "truncate": (),
-    "truncate_prompt_tokens": (),
-    # What is said beside the text.
-    "decoder_input_details": _OFF,
-    "details": _OFF,
-    "n_probs": _ZERO,
-    "post_sampling_probs": _OFF,
-    "prompt_logprobs": (),
-    "response_fields": _NOTHING,
-    "return_full_text": _OFF,
-    "return_hidden_states": _OFF,
-    "return_progress": _OFF,
-    "return_token_ids": _OFF,
-    "return_tokens": _OFF,
-    "return_tokens_as_token_ids": _OFF,
-    "skip_special_tokens": (True,),
-    "timings_per_token": _OFF,
-    "top_n_tokens": _ZERO,
-    "vllm_xargs": _NOTHING,
-}
-"""Fields that would change the answer and are not served, with what they may be all the same."""
 
 
 class Refused(Exception):
@@ -199,27 +58,64 @@ class Refused(Exception):
         self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
 
 
+Prompt = str | list[int] | list[dict[str, str]]
+"""A text, tokens, or the messages of a conversation with ``role`` and ``content``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request.
 
     Attributes:
         model: The model's name; None for whichever there is.
-        prompt: A text, tokens, or the messages of a conversation with ``role`` and ``content``.
-        max_tokens: The most tokens of the answer; None for what the service thinks fit.
+        prompts: One prompt, or several texts or lists of tokens.
+        max_tokens: The most tokens of an answer; None for what the service thinks fit.
         sampling: How tokens are chosen.
-        stop: Texts that end the answer.
+        stop: Texts that end an answer.
+        choices: How many answers there are to each prompt.
+        echo: Whether an answer begins with its prompt.
         stream: Whether it is sent piece by piece.
         with_usage: Whether a stream ends with the numbers of tokens.
+        usage_so_far: Whether each piece has them.
     """
 
     model: str | None
-    prompt: str | list[int] | list[dict[str, str]]
+    prompts: list[Prompt]
     max_tokens: int | None
     sampling: Sampling
     stop: list[str]
-    stream: bool
-    with_usage: bool
+    choices: int = 1
+    echo: bool = False
+    stream: bool = False
+    with_usage: bool = False
+    usage_so_far: bool = False
+
+    def sampling_of(self, choice: int) -> Sampling:
+        """That of one of the answers to a prompt, each of which has its own seed.
+
+        The first one has the seed of the request, so that it is what is answered alone.
+        """
+        if not choice:
+            return self.sampling
+        given = self.sampling.seed.to_bytes(8, "big") + choice.to_bytes(4, "big")
+        derived = int.from_bytes(hashlib.blake2b(given, digest_size=8).digest(), "big")
+        # The prompt's tokens are told once.
+        return replace(self.sampling, seed=derived & _SEEDS, scores_prompt=False)
+
+
+def read_body(body: bytes) -> dict[str, Any]:
+    """The fields of a request.
+
+    Raises:
+        Refused: It is no JSON object.
+    """
+    try:
+        fields = _dict(json.loads(body))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the body is not JSON: {error}") from None
+    if fields is None:
+        raise Refused("expected a JSON object")
+    return fields
 
 
 def read(body: bytes, *, chat: bool) -> Asked:
@@ -232,14 +128,10 @@ def read(body: bytes, *, chat: bool) -> Asked:
     Raises:
         Refused: It is not one, or asks for what is not served.
     """
-    try:
-        fields = _dict(json.loads(body))
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}") from None
-    if fields is None:
-        raise Refused("expected a JSON object")
-    other = {"prompt" if chat else "messages": _NOTHING}
-    for name, neutral in {**_UNSERVED, **other, "add_special_tokens": (not chat,)}.items():
+    fields = read_body(body)
+    other = {"prompt" if chat else "messages": NOTHING}
+    other |= {"echo": (False,)} if chat else {"top_logprobs": (0,)}
+    for name, neutral in {**UNSERVED, **other, "add_special_tokens": (not chat,)}.items():
         _check_unserved(fields, name, neutral)
     name = "messages" if chat else "prompt"
     if fields.get(name) is None:
@@ -248,16 +140,36 @@ def read(body: bytes, *, chat: bool) -> Asked:
     stream = _flag(fields, "stream")
     if options is not None and not stream:
         raise Refused("stream_options are for streams: set stream to true", "stream_options")
-    model = fields.get("model")
+    echo = _flag(fields, "echo")
+    limit = _limit(fields, least=0 if echo else 1)
+    sampling = _sampling(fields, _told(fields, chat=chat), echo=echo)
+    if limit is not None and sampling.min_tokens > limit:
+        raise Refused(
+            f"min_tokens: expected at most max_tokens, {limit}, got {sampling.min_tokens}",
+            "min_tokens",
+        )
     return Asked(
-        None if model is None else _text(model, "model"),
-        _messages(fields[name]) if chat else _prompt(fields[name]),
-        _limit(fields),
-        _sampling(fields),
+        model_of(fields),
+        [_messages(fields[name])] if chat else _prompts(fields[name]),
+        limit,
+        sampling,
         _stops(fields.get("stop")),
+        _integer(fields, "n", (1, _MOST_CHOICES), 1),
+        echo,
         stream,
         _flag(options or {}, "include_usage"),
+        _flag(options or {}, "continuous_usage_stats"),
     )
+
+
+def model_of(fields: dict[str, Any]) -> str | None:
+    """The name of the model that is asked; None where there is none.
+
+    Raises:
+        Refused: It is no text.
+    """
+    model = fields.get("model")
+    return None if model is None else as_text(model, "model")
 
 
 def _check_unserved(fields: dict[str, Any], name: str, neutral: tuple[object, ...]) -> None:
@@ -277,9 +189,6 @@ def _options(fields: dict[str, Any]) -> dict[str, Any] | None:
     options = _dict(found)
     if found is not None and options is None:
         raise Refused(f"stream_options: expected an object, got {_shown(found)}", "stream_options")
-    if options and options.get("continuous_usage_stats"):
-        name = "stream_options.continuous_usage_stats"
-        raise Refused(f"{name} is not served here; it may be false", name)
     return options
 
 
@@ -287,11 +196,17 @@ def _dict(value: Any) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def _list(value: Any) -> list[Any] | None:
+def as_list(value: Any) -> list[Any] | None:
+    """A list; None for anything else."""
     return cast("list[Any]", value) if isinstance(value, list) else None
 
 
-def _text(value: Any, name: str) -> str:
+def as_text(value: Any, name: str) -> str:
+    """A text.
+
+    Raises:
+        Refused: The value of the field `name` is none.
+    """
     if not isinstance(value, str):
         raise Refused(f"{name}: expected a string, got {_shown(value)}", name)
     try:
@@ -308,58 +223,132 @@ def _flag(fields: dict[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _number(fields: dict[str, Any], name: str, most: float, default: float) -> float:
-    value = fields.get(name)
+def _number(
+    fields: dict[str, Any], name: str, bounds: tuple[float, float], default: float
+) -> float:
+    value, (least, most) = fields.get(name), bounds
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise Refused(f"{name}: expected a number from 0 to {most:g}, got {_shown(value)}", name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        expected = f"a number from {least:g} to {most:g}"
+        raise Refused(f"{name}: expected {expected}, got {_shown(value)}", name)
     return float(value)
 
 
-def _limit(fields: dict[str, Any]) -> int | None:
+def _integer(fields: dict[str, Any], name: str, bounds: tuple[int, int], default: int) -> int:
+    value, (least, most) = fields.get(name), bounds
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        end = "on" if most == _SEEDS else f"to {most}"
+        raise Refused(f"{name}: expected an integer from {least} {end}, got {_shown(value)}", name)
+    return value
+
+
+def _limit(fields: dict[str, Any], least: int) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
-        value = fields.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise Refused(f"{name}: expected an integer from 1 on, got {_shown(value)}", name)
-        return value
+        if fields.get(name) is not None:
+            return _integer(fields, name, (least, _SEEDS), 1)
     return None
 
 
-def _sampling(fields: dict[str, Any]) -> Sampling:
-    temperature = _number(fields, "temperature", 2, 1)
-    top_p = _number(fields, "top_p", 1, 1)
+def _told(fields: dict[str, Any], *, chat: bool) -> int | None:
+    """How many of the likeliest tokens are told with each one; None to tell nothing."""
+    if not chat:
+        if fields.get("logprobs") is False:  # as in the form of conversations
+            return None
+        count = _integer(fields, "logprobs", (0, _MOST_LOGPROBS), 0)
+        return None if fields.get("logprobs") is None else count
+    count = _integer(fields, "top_logprobs", (0, _MOST_LOGPROBS), 0)
+    if _flag(fields, "logprobs"):
+        return count
+    if count:
+        raise Refused("top_logprobs are told with logprobs: set logprobs to true", "top_logprobs")
+    return None
+
+
+def _sampling(fields: dict[str, Any], told: int | None, *, echo: bool) -> Sampling:
+    temperature = _number(fields, "temperature", (0, 2), 1)
     seed = fields.get("seed")
     if seed is None:
         seed = secrets.randbits(63)
     elif isinstance(seed, bool) or not isinstance(seed, int):
         raise Refused(f"seed: expected an integer, got {_shown(seed)}", "seed")
-    return Sampling(0.0 if temperature < _COLDEST else temperature, top_p, seed & _SEEDS)
+    ends = as_list(fields.get("stop_token_ids") or [])
+    if ends is None or not all(_is_token(end) for end in ends):
+        name = "stop_token_ids"
+        raise Refused(f"{name}: expected tokens, got {_shown(fields[name])}", name)
+    return Sampling(
+        0.0 if temperature < _COLDEST else temperature,
+        _number(fields, "top_p", (0, 1), 1),
+        seed & _SEEDS,
+        top_k=max(0, _integer(fields, "top_k", (-1, _MOST_TOKENS), 0)),
+        min_p=_number(fields, "min_p", (0, 1), 0),
+        presence=_number(fields, "presence_penalty", (-2, 2), 0),
+        frequency=_number(fields, "frequency_penalty", (-2, 2), 0),
+        repetition=_number(fields, "repetition_penalty", (0.01, 100), 1),
+        bias=_bias(fields.get("logit_bias")),
+        min_tokens=_integer(fields, "min_tokens", (0, _MOST_TOKENS), 0),
+        ends=tuple(ends),
+        ignore_eos=_flag(fields, "ignore_eos"),
+        logprobs=told,
+        scores_prompt=echo and told is not None,
+    )
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+
+
+def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """What is added to the logits of tokens, from an object whose keys are tokens."""
+    if value is None or equal(value, NOTHING):
+        return ()
+    fields = _dict(value)
+    if fields is None:
+        raise Refused(f"logit_bias: expected an object, got {_shown(value)}", "logit_bias")
+    found: dict[int, float] = {}
+    for key, more in fields.items():
+        if not (key.isascii() and key.isdigit()) or len(key) > len(str(_MOST_TOKENS)):
+            raise Refused(f"logit_bias: expected tokens as keys, got {key!r:.40}", "logit_bias")
+        found[int(key)] = _number({"logit_bias": more}, "logit_bias", (-100, 100), 0)
+    return tuple(sorted(found.items()))
 
 
 def _stops(value: Any) -> list[str]:
-    several = _list(value)
+    several = as_list(value)
     each = [] if value is None else [value] if several is None else several
     if len(each) > _MOST_STOPS:
         raise Refused(f"stop: expected at most {_MOST_STOPS} strings, got {len(each)}", "stop")
-    return [_text(one, "stop") for one in each]
+    return [as_text(one, "stop") for one in each]
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """One text, the tokens of one, or a list of these."""
+    several = as_list(value)
+    if several and all(isinstance(each, str | list) for each in several):
+        return [_prompt(each) for each in several]
+    return [_prompt(value)]
 
 
 def _prompt(value: Any) -> str | list[int]:
-    tokens = _list(value)
-    if tokens is not None and len(tokens) == 1 and isinstance(tokens[0], str | list):
-        return _prompt(tokens[0])
-    if tokens is None:
-        return _text(value, "prompt")
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-        raise Refused("prompt: expected one text, or the tokens of one", "prompt")
+    return as_text(value, "prompt") if as_list(value) is None else as_tokens(value, "prompt")
+
+
+def as_tokens(value: Any, name: str) -> list[int]:
+    """A list of tokens.
+
+    Raises:
+        Refused: The value of the field `name` is none.
+    """
+    tokens = as_list(value)
+    if tokens is None or not all(_is_token(token) for token in tokens):
+        raise Refused(f"{name}: expected texts, or lists of tokens", name)
     return tokens
 
 
 def _messages(value: Any) -> list[dict[str, str]]:
-    each = _list(value)
+    each = as_list(value)
     if not each:
         raise Refused("messages: expected a list of one message or more", "messages")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(each)]
@@ -380,18 +369,18 @@ def _message(value: Any, where: str) -> dict[str, str]:
     content = message.get("content")
     if content is None and role == "assistant":
         content = ""  # as in OpenAI's form, where a turn said nothing
-    parts = [content] if (several := _list(content)) is None else several
+    parts = [content] if (several := as_list(content)) is None else several
     return {"role": _ROLES[role], "content": "".join(_part(part, where) for part in parts)}
 
 
 def _part(value: Any, where: str) -> str:
     part = _dict(value)
     if part is None:
-        return _text(value, f"{where}.content")
+        return as_text(value, f"{where}.content")
     if part.get("type") != "text":
         kind = _shown(part.get("type"))
         raise Refused(f"{where}: only parts of type text are served, got {kind}", where)
-    return _text(part.get("text"), f"{where}.content")
+    return as_text(part.get("text"), f"{where}.content")
 
 
 def _shown(value: Any) -> str:

@@ -16,23 +16,36 @@ import contextlib
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 import disco_client
 from llm.cache import BlockPool
+from llm.choosing import Sampling
 from llm.layers import BLOCK
 from llm.model import Model, Piece, blocks_within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from llm.choosing import Note
     from llm.config import Checkpoint
+    from llm.layers import Found
     from llm.text import Text
 
-__all__ = ["Busy", "Counts", "Engine", "Request", "Sampling", "Settings", "TooLong", "text_of"]
+__all__ = [
+    "Busy",
+    "Counts",
+    "Engine",
+    "Request",
+    "Sampling",
+    "Settings",
+    "TooLong",
+    "pieces_of",
+    "text_of",
+]
 
 _logger = logging.getLogger("llm.engine")
 _AHEAD = 2
@@ -47,21 +60,6 @@ class Busy(Exception):
 
 class TooLong(ValueError):
     """Prompt and answer together have more tokens than the model or the cache has room for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen.
-
-    Attributes:
-        temperature: 0 for the likeliest one.
-        top_p: Only of the likeliest ones that together have this probability.
-        seed: What is drawn depends on it and on the position; from 0 to 2**63 - 1.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,38 @@ class Counts:
     recoveries: int = 0
 
 
+@dataclass(slots=True)
+class CachePlace:
+    """Where a sequence is in the cache, and how far the workers are with it.
+
+    Attributes:
+        slot: Where its newest token is remembered; -1 before it has begun.
+        blocks: The cache's blocks that it holds.
+        issued: How many of its tokens the workers have been told to compute.
+        coming: How many tokens were asked for that have not come.
+        named: How many of the blocks others can share.
+        name: What the last of these is known by.
+        told: Whether the workers know what its sampling takes.
+    """
+
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list[int])
+    issued: int = 0
+    coming: int = 0
+    named: int = 0
+    name: int = 0
+    told: bool = False
+
+
 class Request:
     """One sequence: a prompt and its answer, an iterator over the tokens of the answer.
+
+    Args:
+        prompt: The tokens of the prompt.
+        limit: How many tokens prompt and answer may have.
+        sampling: How tokens are chosen.
+        leader: A request for the same prompt that begins first, so that this one finds the
+            prompt's blocks; None for none.
 
     Attributes:
         prompt: The tokens of the prompt.
@@ -110,9 +138,20 @@ class Request:
             ``cancelled`` or ``error``; empty before.
         shared: How many tokens of the prompt were in the cache already.
         first_token_at: When the first token was there, by `time.perf_counter`; 0 before.
+        ended_by: The token that ended it, which is none of the answer; None for none.
+        notes: Where the sampling asks for it, how likely each token of the answer was, and the
+            one that ended it.
+        scores: Likewise how likely the prompt's tokens were, by their positions from 1 on.
+        place: Where it is in the cache; the engine's.
     """
 
-    def __init__(self, prompt: Sequence[int], limit: int, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        limit: int,
+        sampling: Sampling,
+        leader: Request | None = None,
+    ) -> None:
         self.prompt = list(prompt)
         self.sampling = sampling
         self.limit = limit
@@ -121,15 +160,36 @@ class Request:
         self.shared = 0
         self.first_token_at = 0.0
         self._news: asyncio.Queue[int | BaseException | None] = asyncio.Queue()
-        # Where it is in the cache; the engine's.
-        self.slot = -1
-        self.blocks: list[int] = []
-        self.issued = self.coming = self.named = self.name = 0
+        self.leader = leader
+        self.ended_by: int | None = None
+        self.notes: list[Note] = []
+        self.scores: dict[int, Note] = {}
+        self.place = CachePlace()
 
     @property
     def known(self) -> int:
         """How many tokens are known, of prompt and answer."""
         return len(self.prompt) + len(self.found)
+
+    @property
+    def missing(self) -> int:
+        """How many of its known tokens the workers have not been told to compute."""
+        return self.known + self.place.coming - self.place.issued
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the prompt's tokens still have to be told with their log probabilities."""
+        return self.sampling.scores_prompt and len(self.scores) < len(self.prompt) - 1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its leader has still to be told to compute what they share."""
+        leader = self.leader
+        if leader is None or leader.reason:
+            return False
+        place = leader.place
+        shared = (len(leader.prompt) - 1) // BLOCK
+        return place.slot < 0 or leader.unscored or place.named < shared
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens of prompt and answer, by their positions."""
@@ -164,6 +224,21 @@ class Request:
             return news
         self._news.put_nowait(news)  # whoever asks again gets the same answer
         raise StopAsyncIteration if news is None else news
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way.
+
+    Attributes:
+        found: Its tokens, when they come.
+        wanting: The requests that each of them is for.
+        scoring: Those whose prompts' tokens are told, by their slots.
+    """
+
+    found: disco_client.RefFuture
+    wanting: list[Request]
+    scoring: dict[int, Request]
 
 
 class Engine:
@@ -294,14 +369,21 @@ class Engine:
         return min(self._checkpoint.config.context, self.pool.count * BLOCK)
 
     def submit(
-        self, prompt: Sequence[int], max_tokens: int, sampling: Sampling | None = None
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling | None = None,
+        *,
+        leader: Request | None = None,
     ) -> Request:
         """Asks for an answer.
 
         Args:
             prompt: The tokens of the prompt; one or more.
-            max_tokens: The most tokens of the answer; at least 1.
+            max_tokens: The most tokens of the answer; with 0 it has one, behind which nothing is
+                computed, so that it takes no room.
             sampling: How tokens are chosen; by default the likeliest.
+            leader: An earlier request for the same prompt, whose blocks this one shares.
 
         Raises:
             TooLong: They do not fit into the model's context, or into the cache.
@@ -310,8 +392,8 @@ class Engine:
         """
         if self.lost is not None:
             raise self.lost
-        if not prompt or max_tokens < 1:
-            msg = f"expected a prompt and an answer of one token or more, got {len(prompt)} tokens "
+        if not prompt or max_tokens < 0:
+            msg = f"expected a prompt of one token or more and an answer, got {len(prompt)} tokens "
             msg += f"and max_tokens {max_tokens}"
             raise TooLong(msg)
         limit = len(prompt) + max_tokens
@@ -324,7 +406,8 @@ class Engine:
         if len(self._waiting) >= self._settings.queue:
             msg = f"{len(self._waiting)} requests wait already, which is as many as may"
             raise Busy(msg)
-        request = Request(prompt, limit, sampling or Sampling())
+        limit = max(limit, len(prompt) + 1)
+        request = Request(prompt, limit, sampling or Sampling(), leader)
         self._waiting.append(request)
         self._wake.set()
         return request
@@ -361,14 +444,14 @@ class Engine:
 
     async def _run(self) -> None:
         """Issues steps while there are sequences."""
-        under_way: deque[tuple[disco_client.RefFuture, list[Request]]] = deque()
+        under_way: deque[_Step] = deque()
         while True:
             try:
                 await self._turn(under_way)
             except disco_client.WorkersReplaced as replaced:
                 _logger.warning("workers were replaced: %s", replaced)
-                for tokens, _ in under_way:
-                    tokens.cancel()
+                for step in under_way:
+                    step.found.cancel()
                 under_way.clear()
                 self._begin_anew()
             except Exception as error:  # noqa: BLE001  (nobody else could tell those who wait)
@@ -378,11 +461,16 @@ class Engine:
                 self._end_all(error)
                 return
 
-    async def _turn(self, under_way: deque[tuple[disco_client.RefFuture, list[Request]]]) -> None:
+    async def _turn(self, under_way: deque[_Step]) -> None:
         self._admit()
         pieces, wanting = self._plan()
         if pieces:
-            under_way.append((await self._issue(pieces), wanting))
+            scoring = {
+                piece.slot: self._running[piece.slot]
+                for piece in pieces
+                if piece.told and self._running[piece.slot].unscored
+            }
+            under_way.append(_Step(await self._issue(pieces), wanting, scoring))
             self.counts.steps += 1
             if len(under_way) < _AHEAD:
                 return
@@ -392,9 +480,12 @@ class Engine:
                 await asyncio.wait_for(self._wake.wait(), _LOOK_S)
             await self.session.ready()
             return
-        tokens, wanting = under_way.popleft()
-        for request, token in zip(wanting, (await tokens).tolist(), strict=True):
-            self._found(request, token)
+        step = under_way.popleft()
+        found, notes, scores = _parts(await step.found)
+        for slot, first, told in scores:
+            step.scoring[slot].scores.update(enumerate(told, first))
+        for n, (request, token) in enumerate(zip(step.wanting, found.tolist(), strict=True)):
+            self._found(request, token, notes.get(n))
 
     async def _issue(self, pieces: list[Piece]) -> disco_client.RefFuture:
         """Issues a step and asks for its tokens: what came in between would delay the answer."""
@@ -415,38 +506,51 @@ class Engine:
 
     def _admit(self) -> None:
         """Lets requests begin, in the order in which they came, while there is room."""
+        held: list[Request] = []
         while self._waiting and self._slots:
-            request = self._waiting[0]
-            needed = -(-request.limit // BLOCK)
-            # Its last token has to be computed: what follows it is what is asked for.
-            known = request.tokens(0, request.known - 1)
-            request.blocks, request.name = self.pool.share(known)
-            if needed - len(request.blocks) > self.pool.available:
-                self.pool.release(request.blocks)
-                request.blocks = []
-                return
-            self._waiting.popleft()
-            request.named = len(request.blocks)
-            request.issued = request.named * BLOCK
-            if not request.found:  # else it goes on, after workers were replaced
-                request.shared = request.issued
-                self.counts.shared_tokens += request.shared
-            request.blocks += self.pool.take(needed - len(request.blocks))
-            request.slot = self._slots.pop()
-            self._running[request.slot] = request
+            request = self._waiting.popleft()
+            if request.is_held:
+                held.append(request)
+            elif not self._begin(request):
+                self._waiting.appendleft(request)
+                break
+        self._waiting.extendleft(reversed(held))
+
+    def _begin(self, request: Request) -> bool:
+        """Gives a request what it needs of the cache; returns whether there is room."""
+        # Behind the last token of an answer nothing is computed.
+        needed = -(-(request.limit - 1) // BLOCK)
+        # Its last token has to be computed: what follows it is what is asked for. Of a prompt that
+        # is to be scored that holds for all tokens.
+        known = request.tokens(0, 0 if request.unscored else request.known - 1)
+        place = CachePlace()
+        place.blocks, place.name = self.pool.share(known)
+        place.named = len(place.blocks)
+        if needed - place.named > self.pool.available:
+            self.pool.release(place.blocks)
+            return False
+        place.issued = place.named * BLOCK
+        if not request.found:  # else it goes on, after workers were replaced
+            request.shared = place.issued
+            self.counts.shared_tokens += request.shared
+        place.blocks += self.pool.take(needed - place.named)
+        place.slot = self._slots.pop()
+        request.place = place
+        self._running[place.slot] = request
+        return True
 
     def _plan(self) -> tuple[list[Piece], list[Request]]:
         """The next step: one token of each answer first, then prompts."""
         pieces: list[Piece] = []
         wanting: list[Request] = []
         left = self._settings.chunk
-        by_length = sorted(self._running.values(), key=lambda request: _missing(request) > 1)
+        by_length = sorted(self._running.values(), key=lambda request: request.missing > 1)
         for request in by_length:
-            known, coming = request.known, request.coming
-            if known + coming >= request.limit or coming >= _AHEAD:
+            place, known = request.place, request.known
+            if known + place.coming >= request.limit or place.coming >= _AHEAD:
                 continue
-            start = request.issued
-            if coming:
+            start = place.issued
+            if place.coming:
                 tokens = [-1]
             elif (missing := known - start) == 1:
                 tokens = request.tokens(start, known)
@@ -456,38 +560,55 @@ class Engine:
                 self.counts.prompt_tokens += len(tokens)
                 if not tokens:
                     continue
-            request.issued = end = start + len(tokens)
-            wants = end >= known + coming
-            pieces.append(
-                Piece(
-                    request.slot,
-                    start,
-                    tokens,
-                    request.blocks,
-                    wants,
-                    request.sampling.temperature,
-                    request.sampling.top_p,
-                    request.sampling.seed,
-                )
-            )
+            place.issued = end = start + len(tokens)
+            wants = end >= known + place.coming
+            pieces.append(self._piece(request, start, tokens, wants=wants))
             if wants:
-                request.coming += 1
+                place.coming += 1
                 wanting.append(request)
             self._name_blocks(request)
         return pieces, wanting
 
+    def _piece(self, request: Request, start: int, tokens: Sequence[int], *, wants: bool) -> Piece:
+        """What a sequence brings to a step; its first piece tells the workers its history."""
+        sampling, place = request.sampling, request.place
+        history = None
+        if sampling.needs_history and not place.told:
+            ends = {*sampling.ends, *(() if sampling.ignore_eos else self._ends)}
+            told = replace(sampling, ends=tuple(sorted(ends)), scores_prompt=request.unscored)
+            history = told, request.tokens(0, request.known), len(request.prompt)
+        place.told = sampling.needs_history
+        return Piece(
+            place.slot,
+            start,
+            tokens,
+            place.blocks,
+            wants,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.seed,
+            place.told,
+            history,
+        )
+
     def _name_blocks(self, request: Request) -> None:
         """Notes what full blocks hold, so that others can share them."""
-        while (end := (request.named + 1) * BLOCK) <= min(request.issued, request.known):
+        place = request.place
+        while (end := (place.named + 1) * BLOCK) <= min(place.issued, request.known):
             tokens = request.tokens(end - BLOCK, end)
-            request.name = self.pool.remember(request.blocks[request.named], tokens, request.name)
-            request.named += 1
+            place.name = self.pool.remember(place.blocks[place.named], tokens, place.name)
+            place.named += 1
 
-    def _found(self, request: Request, token: int) -> None:
+    def _found(self, request: Request, token: int, noted: Note | None) -> None:
         if request.reason:  # it has ended meanwhile
             return
-        request.coming -= 1
-        if token in self._ends:
+        request.place.coming -= 1
+        if noted is not None:
+            request.notes.append(noted)
+        if token in request.sampling.ends or (
+            token in self._ends and not request.sampling.ignore_eos
+        ):
+            request.ended_by = token
             self._finish(request, "stop")
             return
         request.add(token)
@@ -498,9 +619,9 @@ class Engine:
 
     def _finish(self, request: Request, reason: str, error: BaseException | None = None) -> None:
         """Ends a sequence. What it has is free for steps that are issued from now on."""
-        if self._running.pop(request.slot, None) is not None:
-            self._slots.append(request.slot)
-            self.pool.release(request.blocks)
+        if self._running.pop(request.place.slot, None) is not None:
+            self._slots.append(request.place.slot)
+            self.pool.release(request.place.blocks)
         request.end(reason, error)
         self._wake.set()
 
@@ -515,13 +636,23 @@ class Engine:
         self._waiting.extendleft(reversed(self._running.values()))
         self._slots += self._running
         for request in self._running.values():
-            request.slot, request.coming = -1, 0
+            request.place = CachePlace()
         self._running.clear()
 
     def _end_all(self, error: BaseException) -> None:
         for request in [*self._running.values(), *self._waiting]:
             self._finish(request, "error", error)
         self._waiting.clear()
+
+
+def _parts(
+    found: Any,
+) -> tuple[np.ndarray[Any, Any], dict[int, Note], list[tuple[int, int, list[Note]]]]:
+    """The tokens of a step, their notes by their numbers, and the scores of prompts."""
+    if not isinstance(found, tuple):
+        return found, {}, []
+    tokens, notes, scores = cast("Found", found)
+    return tokens, dict(notes), scores
 
 
 def _follow(pieces: list[Piece], former: list[Piece]) -> bool:
@@ -535,11 +666,6 @@ def _follow(pieces: list[Piece], former: list[Piece]) -> bool:
     )
 
 
-def _missing(request: Request) -> int:
-    """How many of its known tokens the workers have not computed."""
-    return request.known + request.coming - request.issued
-
-
 async def text_of(
     engine: Engine,
     text: Text,
@@ -548,23 +674,40 @@ async def text_of(
     *,
     continues: bool = False,
 ) -> AsyncGenerator[str, None]:
-    """Yields an answer as text, piece by piece, up to a stop string.
+    """Yields an answer as text, piece by piece, up to a stop string; see `pieces_of`."""
+    pieces = pieces_of(engine, text, request, stop, continues=continues)
+    async with contextlib.aclosing(pieces):
+        async for piece, _ in pieces:
+            yield piece
 
-    It may be one that `continues` the text of the prompt (see `Text.stream`). Leaving the
-    iteration ends the request.
+
+async def pieces_of(
+    engine: Engine,
+    text: Text,
+    request: Request,
+    stop: Sequence[str] = (),
+    *,
+    continues: bool = False,
+) -> AsyncGenerator[tuple[str, int], None]:
+    """Yields an answer's text, piece by piece, and how many tokens it took up to there.
+
+    It ends before a stop string, and may be one that `continues` the text of the prompt (see
+    `Text.stream`). Leaving the iteration ends the request.
 
     Raises:
         disco_client.DiscoError: See `Request.__anext__`.
     """
-    stream = text.stream(stop, continues=continues)
+    least = request.sampling.min_tokens
+    stream, count = text.stream(stop, continues=continues, least=least), 0
     try:
         async for token in request:
+            count += 1
             if piece := stream.feed(token):
-                yield piece
+                yield piece, count
             if stream.stopped:
                 return
         if rest := stream.end():
-            yield rest
+            yield rest, count
     finally:
         engine.cancel(request)
         if stream.stopped:

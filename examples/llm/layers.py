@@ -11,15 +11,15 @@ import importlib
 import math
 import os
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import disco_server
 from llm.blocks import Blocks, compiler
-from llm.choosing import choose
+from llm.choosing import History, Note, Sampling, choose, note
 from llm.fused import fuse, join_biases
 from llm.products import affine, matrix, product
 from llm.turning import Angles
@@ -30,6 +30,9 @@ BLOCK = 16
 """How many positions a block of the cache has."""
 
 Array = np.ndarray[Any, Any]
+Found = tuple[Array, list[tuple[int, Note]], list[tuple[int, int, list[Note]]]]
+"""The next tokens; of some of them, by their numbers, how likely they were; and of prompts, by slot
+and first position, how likely their tokens were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,9 @@ class Batch:
         wanted: [tokens wanted], the rows behind which the next token is wanted.
         slots: [tokens wanted], where it is remembered.
         draws: [tokens wanted, 4]: seed, position, temperature and top-p of each.
+        histories: Of the tokens wanted, by their numbers, for which choosing takes more.
+        scored: The rows of a prompt behind which the tokens are told with their log
+            probabilities; the slot, the first one's position, and the sequence.
         given: What it was made of besides the tokens: spans, tables and sampling, as given to
             `Share.begin`.
     """
@@ -100,7 +106,15 @@ class Batch:
     wanted: Array
     slots: Array
     draws: list[tuple[int, int, float, float]]
+    histories: dict[int, History]
+    scored: list[tuple[slice, int, int, History]]
     given: tuple[Array, Array, Array]
+
+    @property
+    def tells(self) -> bool:
+        """Whether a sequence is told how likely its tokens are."""
+        histories = self.histories.values()
+        return bool(self.scored) or any(h.sampling.logprobs is not None for h in histories)
 
 
 @dataclass(slots=True)
@@ -110,10 +124,17 @@ class Latest:
     Attributes:
         tokens: [slots], integers: the newest token of each sequence.
         batch: The step; None before the first one.
+        histories: Of the slots whose sequences asked for more than a draw.
     """
 
     tokens: Array
     batch: Batch | None = None
+    histories: dict[int, History] = field(default_factory=dict[int, History])
+
+    def tell(self, told: Sequence[tuple[int, dict[str, Any], Array, int]]) -> None:
+        """Takes what sequences that begin ask for: slot, sampling, tokens so far, and prompt."""
+        for slot, sampling, tokens, prompt in told:
+            self.histories[slot] = History(Sampling(**sampling), tokens.tolist(), prompt)
 
 
 class Share:
@@ -156,6 +177,7 @@ class Share:
         self.read_by = np.repeat(
             np.arange(self.kv_heads), [each.stop - each.start for each in self.readers]
         )
+        self.is_first = worker == 0
         self.first_token, _ = shares["tokens"][worker]
         self.vocabulary = [end - first for first, end in shares["tokens"]]
         first, end = shares["inner"][worker]
@@ -204,17 +226,24 @@ class Share:
     # A step ------------------------------------------------------------------------------
 
     def begin(
-        self, newest: Array, ids: Array, spans: Array, tables: Array, sampling: Array
+        self,
+        newest: Array,
+        ids: Array,
+        spans: Array,
+        tables: Array,
+        sampling: Array,
+        histories: Mapping[int, History] | None = None,
     ) -> Batch:
         """Prepares a step.
 
         Args:
             newest: [slots], integers: the newest token of each sequence.
             ids: [rows], integers: the tokens; -1 for the newest one of the sequence.
-            spans: [sequences, 5], integers: slot, first position, how many rows, whether the
-                next token is wanted, seed.
+            spans: [sequences, 6], integers: slot, first position, how many rows, whether the
+                next token is wanted, seed, whether its history counts.
             tables: [sequences, blocks], integers: the cache's blocks of each sequence.
             sampling: [sequences, 2]: temperature, 0 for the likeliest token, and top-p.
+            histories: Those of the slots; None where none counts.
         """
         made: list[Span] = []
         single: list[tuple[int, int]] = []
@@ -224,9 +253,11 @@ class Share:
         wanted: list[int] = []
         slots: list[int] = []
         draws: list[tuple[int, int, float, float]] = []
+        chosen_by: dict[int, History] = {}
+        scored: list[tuple[slice, int, int, History]] = []
         sizes: list[list[int]] = spans.tolist()
         ways: list[list[float]] = sampling.tolist()
-        for n, ((slot, start, count, wants, seed), table, (temperature, top_p)) in enumerate(
+        for n, ((slot, start, count, wants, seed, told), table, (temperature, top_p)) in enumerate(
             zip(sizes, tables, ways, strict=True)
         ):
             rows, end = slice(row, row + count), start + count
@@ -241,6 +272,14 @@ class Share:
                 single.append((rows.start, n))
             else:
                 made.append(Span(rows, self._sights(held, at)))
+            if told and histories is not None:
+                history = histories[slot]
+                if wants:
+                    chosen_by[len(wanted)] = history
+                last = min(end, history.prompt - 1)
+                if history.sampling.scores_prompt and start < last:
+                    told_rows = slice(rows.start, rows.start + last - start)
+                    scored.append((told_rows, slot, start, history))
             if wants:
                 wanted.append(row - 1)
                 slots.append(slot)
@@ -254,6 +293,8 @@ class Share:
             np.array(wanted, np.int64),
             np.array(slots, np.int64),
             draws,
+            chosen_by,
+            scored,
             (spans, tables, sampling),
         )
 
@@ -267,19 +308,22 @@ class Share:
         rows, sequences = np.array(single, np.int64).T
         return SingleRows(rows, np.ascontiguousarray(tables[sequences]), positions[rows])
 
-    def follow(self, newest: Array, batch: Batch) -> Batch:
+    def follow(
+        self, newest: Array, batch: Batch, histories: Mapping[int, History] | None = None
+    ) -> Batch:
         """Prepares the step behind another one: one token more of each of its sequences.
 
         Args:
             newest: See `begin`.
             batch: The step before, in which each sequence wants its next token; its tables have
                 the blocks for it.
+            histories: See `begin`.
         """
         former, tables, sampling = batch.given
         spans = former.copy()
         spans[:, 1] += former[:, 2]
         spans[:, 2] = 1
-        return self.begin(newest, np.full(len(spans), -1), spans, tables, sampling)
+        return self.begin(newest, np.full(len(spans), -1), spans, tables, sampling, histories)
 
     def embed(self, batch: Batch) -> Array:
         """[rows, width]: the embeddings of the tokens that are this worker's, else 0."""
@@ -396,6 +440,17 @@ class Share:
             allgather: Collects the workers' arrays.
             from_first: Gives all of them the first one's array.
         """
+        return self.find_noted(newest, batch, x, allgather, from_first)[0]
+
+    def find_noted(
+        self,
+        newest: Array,
+        batch: Batch,
+        x: Array,
+        allgather: Callable[[Array], Array],
+        from_first: Callable[[Array], Array],
+    ) -> Found:
+        """As `find_next`, with what sequences that ask for it are told; the first worker has it."""
         mine = self.logits(x[batch.wanted])
         best = mine.argmax(axis=1)
         likeliest = mine[np.arange(len(mine)), best].astype(np.float64)
@@ -403,14 +458,48 @@ class Share:
         everyones = allgather(np.stack([likeliest, best + float(self.first_token)]))
         winners = everyones[:, 0].argmax(axis=0)
         found = everyones[winners, 1, np.arange(len(mine))].astype(np.int64)
-        drawn = [row for row, draw in enumerate(batch.draws) if draw[2] > 0]
-        if drawn:
+        notes: list[tuple[int, Note]] = []
+        chosen = [n for n, draw in enumerate(batch.draws) if draw[2] > 0 or n in batch.histories]
+        if chosen:
+            logits = self.whole(allgather(mine[chosen]))
             # One worker chooses: others may compute the last digit of an exponential differently.
-            logits = self.whole(allgather(mine[drawn]))
-            chosen = [choose(row, *batch.draws[n]) for n, row in zip(drawn, logits, strict=True)]
-            found[drawn] = from_first(np.array(chosen, np.int64))
+            if self.is_first:
+                found[chosen] = [
+                    _choose(row, batch.draws[n], batch.histories.get(n))
+                    for n, row in zip(chosen, logits, strict=True)
+                ]
+            found[chosen] = from_first(found[chosen])
+            notes = self._note(batch, found, zip(chosen, logits, strict=True))
         newest[batch.slots] = found
-        return found
+        return found, notes, self._score(batch, x, allgather)
+
+    def _note(
+        self, batch: Batch, found: Array, rows: Iterable[tuple[int, Array]]
+    ) -> list[tuple[int, Note]]:
+        """Tells sequences their tokens, and those that ask for it how likely these were."""
+        notes: list[tuple[int, Note]] = []
+        for n, row in rows:
+            if (history := batch.histories.get(n)) is None:
+                continue
+            history.add(token := int(found[n]))
+            count = history.sampling.logprobs
+            if count is not None and self.is_first:
+                notes.append((n, note(row, token, count)))
+        return notes
+
+    def _score(
+        self, batch: Batch, x: Array, allgather: Callable[[Array], Array]
+    ) -> list[tuple[int, int, list[Note]]]:
+        """How likely tokens of prompts were: slot, the first one's position, and each one's."""
+        scores: list[tuple[int, int, list[Note]]] = []
+        for rows, slot, start, history in batch.scored:
+            logits = self.whole(allgather(self.logits(x[rows])))
+            if self.is_first:
+                count = history.sampling.logprobs or 0
+                told = history.tokens[start + 1 : start + 1 + len(logits)]
+                pairs = zip(logits, told, strict=True)
+                scores.append((slot, start + 1, [note(row, token, count) for row, token in pairs]))
+        return scores
 
     # Parts of it -------------------------------------------------------------------------
 
@@ -469,6 +558,11 @@ def _cap(x: Array, cap: float) -> None:
         x /= np.float32(cap)
         np.tanh(x, out=x)
         x *= np.float32(cap)
+
+
+def _choose(logits: Array, draw: tuple[int, int, float, float], history: History | None) -> int:
+    """The token behind a row that no maximum of each worker finds."""
+    return choose(logits, *draw) if history is None else history.next_token(logits, *draw[:2])
 
 
 def _silu(x: Array) -> None:
@@ -549,17 +643,24 @@ def make_latest(slots: int) -> Latest:
 
 @disco_server.register_func("llm.begin")
 def begin(
-    share: Share, latest: Latest, ids: Array, spans: Array, tables: Array, sampling: Array
+    share: Share,
+    latest: Latest,
+    ids: Array,
+    spans: Array,
+    tables: Array,
+    sampling: Array,
+    told: Sequence[tuple[int, dict[str, Any], Array, int]],
 ) -> Batch:
-    """See `Share.begin`."""
-    return share.begin(latest.tokens, ids, spans, tables, sampling)
+    """See `Latest.tell` and `Share.begin`."""
+    latest.tell(told)
+    return share.begin(latest.tokens, ids, spans, tables, sampling, latest.histories)
 
 
 @disco_server.register_func("llm.follow")
 def follow(share: Share, latest: Latest) -> Batch:
     """See `Share.follow`."""
     assert latest.batch is not None  # noqa: S101
-    return share.follow(latest.tokens, latest.batch)
+    return share.follow(latest.tokens, latest.batch, latest.histories)
 
 
 @disco_server.register_func("llm.embed")
@@ -586,8 +687,11 @@ def feed_forward(share: Share, x: Array, more: Array, layer: int) -> Array:
 
 
 @disco_server.register_func("llm.next")
-def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array) -> Array:
-    """Adds what the last layer has brought; then see `Share.find_next`."""
+def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array) -> Array | Found:
+    """Adds what the last layer has brought; then see `Share.find_next`.
+
+    Where a sequence of the step is told more than tokens, see `Share.find_noted`.
+    """
     worker = disco_server.current_worker()
     share.add(x, more, -1, "inner_after_norm")
     latest.batch = batch
@@ -595,7 +699,8 @@ def find_next(share: Share, latest: Latest, batch: Batch, x: Array, more: Array)
     def from_first(mine: Array) -> Array:
         return worker.allreduce(mine if worker.worker_id == 0 else np.zeros_like(mine))
 
-    return share.find_next(latest.tokens, batch, x, worker.allgather, from_first)
+    found = share.find_noted(latest.tokens, batch, x, worker.allgather, from_first)
+    return found if batch.tells else found[0]
 
 
 @disco_server.register_func("llm.logits")

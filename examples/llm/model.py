@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import disco_client
+    from llm.choosing import Sampling
     from llm.config import Checkpoint
     from llm.shares import Shares
 
@@ -40,6 +41,9 @@ class Piece:
         temperature: 0 for the likeliest token.
         top_p: See `llm.choosing.choose`.
         seed: Likewise; from 0 to 2**63 - 1.
+        told: Whether the workers know more of the sequence: its `llm.choosing.History`.
+        history: What that is made of where this is the sequence's first piece: its sampling, its
+            tokens so far, and how many of them are the prompt's; else None.
     """
 
     slot: int
@@ -50,6 +54,8 @@ class Piece:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    told: bool = False
+    history: tuple[Sampling, list[int], int] | None = None
 
 
 def blocks_within(checkpoint: Checkpoint, workers: int, nbytes: int) -> int:
@@ -133,7 +139,7 @@ class Model:
         self._share = self._function("share")(config, shares, weights, kept)
         self._cache = self._function("cache")(self._share, blocks)
         self._latest = self._function("latest")(slots)
-        given = ("ids", "spans", "tables", "sampling")
+        given = ("ids", "spans", "tables", "sampling", "told")
         self._step = self._capture("step", "begin", given)
         self._next_step = self._capture("next_step", "follow", ())
         self._all_logits = self._capture("logits", "begin", given, all_logits=True)
@@ -188,7 +194,8 @@ class Model:
         """Issues a step, which is one message, and returns at once.
 
         Returns:
-            [pieces that want one], integers: the next tokens, to be fetched.
+            [pieces that want one], integers: the next tokens, to be fetched; or
+            `llm.layers.Found`, where a sequence asked for it.
         """
         return self._step(*_arrays(pieces))
 
@@ -214,17 +221,24 @@ def _describe(compiler: str, formats: set[str]) -> str:
     return "numpy, on float32"
 
 
-def _arrays(pieces: Sequence[Piece]) -> tuple[np.ndarray[Any, Any], ...]:
+def _arrays(pieces: Sequence[Piece]) -> tuple[Any, ...]:
     widest = max(len(piece.blocks) for piece in pieces)
     tables = np.zeros((len(pieces), widest), np.int32)
     for row, piece in zip(tables, pieces, strict=True):
         row[: len(piece.blocks)] = piece.blocks
     ids = np.concatenate([np.asarray(piece.tokens, np.int32) for piece in pieces])
     spans = [
-        (piece.slot, piece.start, len(piece.tokens), piece.wants, piece.seed) for piece in pieces
+        (piece.slot, piece.start, len(piece.tokens), piece.wants, piece.seed, piece.told)
+        for piece in pieces
     ]
-    sampling = [(piece.temperature, piece.top_p) for piece in pieces]
-    return ids, np.array(spans, np.int64), tables, np.array(sampling, np.float64)
+    draws = [(piece.temperature, piece.top_p) for piece in pieces]
+    told = [
+        (piece.slot, dataclasses.asdict(sampling), np.array(tokens, np.int32), prompt)
+        for piece in pieces
+        if piece.history is not None
+        for sampling, tokens, prompt in [piece.history]
+    ]
+    return ids, np.array(spans, np.int64), tables, np.array(draws, np.float64), told
 
 
 def _shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:

@@ -75,7 +75,7 @@ class Decoder:
 
     def _step(self, cache: Array, ids: Array, start: int, tables: Array) -> int:
         share = self._share
-        spans = np.array([(0, start, len(ids), True, 0)], np.int64)
+        spans = np.array([(0, start, len(ids), True, 0, False)], np.int64)
         batch = share.begin(self._newest, ids, spans, tables, np.array([(0.0, 1.0)]))
         x = self._add_up(share.embed(batch))
         for layer in range(len(share.layers)):

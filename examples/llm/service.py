@@ -8,28 +8,28 @@ that still works ends there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
-import secrets
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 import disco_client
+from llm.access import demand_key, let_origins_read
+from llm.answers import Choice, ServedAnswer, error_of
 from llm.asked import Asked, Refused, read
 from llm.config import ModelError
-from llm.engine import Busy, Counts, Engine, Request, Settings, TooLong, text_of
+from llm.embeddings import Embeddings, read_texts
+from llm.engine import Busy, Counts, Engine, Request, Settings, TooLong
+from llm.metrics import Metrics
 from llm.text import TemplateError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from llm.asked import Prompt
     from llm.config import Checkpoint
     from llm.text import Text
 
@@ -42,57 +42,6 @@ _PAUSES_S = (0.5, 10.0)
 """How long after a failure to try again: at first, and at most."""
 _BODY = 4 << 20
 """How many bytes a request may have."""
-_BOUNDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-
-
-class _Metrics:
-    """What is measured, in Prometheus' format."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._registry = CollectorRegistry(auto_describe=False)
-        self.requests = Counter(
-            "disco_llm_requests",
-            "Requests, by how they ended.",
-            ["outcome"],
-            registry=self._registry,
-        )
-        self.first = Histogram(
-            "disco_llm_first_token_seconds",
-            "From a request to the first token of its answer.",
-            buckets=_BOUNDS,
-            registry=self._registry,
-        )
-        self.between = Histogram(
-            "disco_llm_between_tokens_seconds",
-            "From a token to the next one.",
-            buckets=_BOUNDS,
-            registry=self._registry,
-        )
-        self._registry.register(self)  # type: ignore[arg-type]
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields what others count."""
-        counts, engines = self._service.counts, self._service.engines
-        for name, text, count in (
-            ("prompt_tokens", "Tokens of prompts that were computed.", counts.prompt_tokens),
-            ("shared_tokens", "Tokens of prompts found in the cache.", counts.shared_tokens),
-            ("answer_tokens", "Tokens of answers.", counts.answer_tokens),
-            ("steps", "Steps of all workers.", counts.steps),
-            ("recoveries", "How often workers were replaced.", counts.recoveries),
-        ):
-            yield CounterMetricFamily(f"disco_llm_{name}", text, value=count)
-        for name, text, value in (
-            ("waiting", "Requests that have not begun.", sum(e.waiting for e in engines)),
-            ("running", "Requests that are being answered.", sum(e.running for e in engines)),
-            ("cache_blocks", "Blocks of the cache.", sum(e.pool.count for e in engines)),
-            ("cache_blocks_used", "Those that answers hold.", sum(e.pool.used for e in engines)),
-        ):
-            yield GaugeMetricFamily(f"disco_llm_{name}", text, value=value)
-
-    def written(self) -> bytes:
-        """All of it."""
-        return generate_latest(self._registry)
 
 
 @dataclass
@@ -105,9 +54,9 @@ class Service:
         settings: Of the engines.
         session: How sessions are opened: the arguments of `disco_client.connect`.
         default_tokens: The most tokens of an answer whose request does not say.
+        names: What the model is called, the first of them in answers; none for the file's name.
 
     Attributes:
-        name: What the model is called.
         counts: What all engines have done.
         loaded: Set when there has been an engine.
         draining: Whether it takes no requests any more.
@@ -119,14 +68,16 @@ class Service:
     settings: Settings
     session: dict[str, Any]
     default_tokens: int = 512
+    names: list[str] = field(default_factory=list[str])
     counts: Counts = field(default_factory=Counts)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
     draining: bool = False
 
     def __post_init__(self) -> None:
         path = self.checkpoint.path
-        self.name = path.stem if self.checkpoint.is_gguf else path.name
-        self.metrics = _Metrics(self)
+        self.names = self.names or [path.stem if self.checkpoint.is_gguf else path.name]
+        self.metrics = Metrics(self)
+        self._embedder = Embeddings()
         self._engine: Engine | None = None
         self._former: dict[Engine, asyncio.Task[None]] = {}
         self._why = "the model is being loaded"
@@ -137,6 +88,11 @@ class Service:
         return Engine(
             self.checkpoint, self.text.ends, self.settings, counts=self.counts, **self.session
         )
+
+    @property
+    def name(self) -> str:
+        """What the model is called in answers."""
+        return self.names[0]
 
     # Its engines -------------------------------------------------------------------------
 
@@ -224,180 +180,119 @@ class Service:
             Refused: It is wrong, or cannot be served now.
         """
         self._answering += 1
-        outcome, request = "cancelled", None
+        outcome, requests = "cancelled", dict[Request, Engine]()
         try:
             asked = read(await http.read(), chat=chat)
-            if asked.model not in (None, self.name):
-                raise _unknown(asked.model)
+            self._check_model(asked.model)
             self._look_ready()
-            prompt = await asyncio.to_thread(self._tokens, asked)
-            engine, request = self._submit(asked, prompt)
-            try:
-                answer = _Answer(self, asked, engine, request, chat=chat)
-                return await (answer.stream(http) if asked.stream else answer.whole())
-            finally:
-                engine.cancel(request)
+            prompts = await asyncio.to_thread(self._tokens, asked)
+            engine = self._look_ready()  # it may have been replaced meanwhile
+            self._submit(engine, asked, prompts, requests)
+            choices = [
+                Choice(index, asked, engine, self.text, request, chat=chat)
+                for index, request in enumerate(requests)
+            ]
+            answer = ServedAnswer(asked, choices, self.metrics, self.name, chat=chat)
+            return await (answer.stream(http) if asked.stream else answer.whole())
         except (Refused, web.HTTPException) as refused:
             outcome = f"refused {refused.status}"
             raise
         finally:
+            for request, its_engine in requests.items():
+                its_engine.cancel(request)
             self._answering -= 1
-            ended = outcome if request is None else request.reason
-            self.metrics.requests.labels(ended).inc()
+            self.metrics.requests.labels(_outcome(requests) or outcome).inc()
+
+    async def embed(self, http: web.Request) -> web.Response:
+        """Embeds texts.
+
+        Raises:
+            Refused: The request is wrong, or cannot be served now, or here.
+        """
+        self._answering += 1
+        try:
+            asked = read_texts(await http.read())
+            return await self._embedder.answer(self._look_ready(), asked)
+        finally:
+            self._answering -= 1
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.names:
+            raise _unknown(name)
 
     def _look_ready(self) -> Engine:
         if (why := self.why_not_ready) or self._engine is None:
             raise Refused(why, status=503, code="not_ready", retry_after=1)
         return self._engine
 
-    def _tokens(self, asked: Asked) -> list[int]:
-        """The tokens of a prompt; long ones take their time."""
-        given = asked.prompt
+    def _tokens(self, asked: Asked) -> list[list[int]]:
+        """The tokens of the prompts; long ones take their time."""
+        for name, tokens in (
+            ("logit_bias", [token for token, _ in asked.sampling.bias]),
+            ("stop_token_ids", asked.sampling.ends),
+        ):
+            self._check_tokens(tokens, name)
+        return [self._encode(prompt) for prompt in asked.prompts]
+
+    def _encode(self, given: Prompt) -> list[int]:
         if isinstance(given, str):
             return self.text.encode(given)
         if all(isinstance(each, int) for each in given):
             tokens: list[int] = given  # type: ignore[assignment]
-            if not all(0 <= token < self.checkpoint.config.vocabulary for token in tokens):
-                most = self.checkpoint.config.vocabulary - 1
-                raise Refused(f"prompt: expected tokens from 0 to {most}", "prompt")
+            self._check_tokens(tokens, "prompt")
             return tokens
         try:
             return self.text.conversation(given)  # type: ignore[arg-type]
         except TemplateError as error:
             raise Refused(str(error), "messages") from None
 
-    def _submit(self, asked: Asked, prompt: list[int]) -> tuple[Engine, Request]:
-        engine = self._look_ready()
-        if not prompt:
-            raise Refused("prompt: expected one token or more", "prompt")
-        limit = asked.max_tokens or max(1, min(self.default_tokens, engine.room - len(prompt)))
-        try:
-            return engine, engine.submit(prompt, limit, asked.sampling)
-        except TooLong as error:
-            raise Refused(str(error), code="context_length_exceeded") from None
-        except Busy as error:
-            raise Refused(str(error), status=429, code="queue_full", retry_after=1) from None
+    def _check_tokens(self, tokens: Sequence[int], name: str) -> None:
+        most = self.checkpoint.config.vocabulary - 1
+        if not all(0 <= token <= most for token in tokens):
+            raise Refused(f"{name}: expected tokens from 0 to {most}", name)
 
-
-class _Answer:
-    """One answer on its way."""
-
-    def __init__(
-        self, service: Service, asked: Asked, engine: Engine, request: Request, *, chat: bool
+    def _submit(
+        self,
+        engine: Engine,
+        asked: Asked,
+        prompts: list[list[int]],
+        requests: dict[Request, Engine],
     ) -> None:
-        self._service, self._asked, self._chat = service, asked, chat
-        self._request = request
-        self._text = text_of(engine, service.text, request, asked.stop, continues=not chat)
-        self._begun = time.perf_counter()
-        self._common = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
-            "created": int(time.time()),
-            "model": service.name,
-        }
+        """Asks for all answers; `requests` gets them, also where one is refused."""
+        most = self.settings.queue
+        if len(prompts) * asked.choices > most:
+            wanted = f"{len(prompts)} prompts with {asked.choices} answers each"
+            raise Refused(f"expected at most {most} answers in a request, got {wanted}", "n")
+        for prompt in prompts:
+            if not prompt:
+                raise Refused("prompt: expected one token or more", "prompt")
+            limit = asked.max_tokens
+            if limit is None:
+                limit = max(1, min(self.default_tokens, engine.room - len(prompt)))
+            leader = None
+            for choice in range(asked.choices):
+                sampling = asked.sampling_of(choice)
+                try:
+                    request = engine.submit(prompt, limit, sampling, leader=leader)
+                except TooLong as error:
+                    raise Refused(str(error), code="context_length_exceeded") from None
+                except Busy as error:
+                    said = str(error)
+                    raise Refused(said, status=429, code="queue_full", retry_after=1) from None
+                requests[request] = engine
+                leader = leader or request
 
-    def _usage(self) -> dict[str, Any]:
-        prompt, answer = len(self._request.prompt), len(self._request.found)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": answer,
-            "total_tokens": prompt + answer,
-            "prompt_tokens_details": {"cached_tokens": self._request.shared},
-        }
 
-    async def _pieces(self) -> AsyncGenerator[str, None]:
-        """Yields the answer's text.
-
-        Raises:
-            Refused: The workers were lost.
-        """
-        metrics, last = self._service.metrics, 0.0
-        try:
-            async with contextlib.aclosing(self._text) as pieces:
-                async for piece in pieces:
-                    now = time.perf_counter()
-                    if last:
-                        metrics.between.observe(now - last)
-                    else:
-                        metrics.first.observe(self._request.first_token_at - self._begun)
-                    last = now
-                    yield piece
-        except Exception as error:
-            if self._request.reason != "error":
-                raise
-            raise Refused(str(error), status=503, code="workers_lost", retry_after=1) from error
-
-    async def whole(self) -> web.Response:
-        """All of it at once."""
-        text = "".join([piece async for piece in self._pieces()])
-        said: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self._chat
-            else {"text": text}
-        )
-        kind = "chat.completion" if self._chat else "text_completion"
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": self._request.reason}
-        return web.json_response(
-            {**self._common, "object": kind, "choices": [choice], "usage": self._usage()}
-        )
-
-    async def stream(self, http: web.Request) -> web.StreamResponse:
-        """Piece by piece, as server-sent events."""
-        response = web.StreamResponse()
-        response.content_type = "text/event-stream"
-        response.headers["Cache-Control"] = "no-cache"
-        with contextlib.suppress(ConnectionResetError):  # nobody reads it any more
-            await response.prepare(http)
-            await self._send(response)
-            await response.write_eof()
-        return response
-
-    async def _send(self, response: web.StreamResponse) -> None:
-        async def send(event: object) -> None:
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-
-        try:
-            if self._chat:
-                await send(self._chunk({"role": "assistant", "content": ""}))
-            async with contextlib.aclosing(self._pieces()) as pieces:
-                async for piece in pieces:
-                    await send(self._chunk({"content": piece} if self._chat else piece))
-        except Refused as refused:
-            await send(_body_of(refused))
-            return
-        await send(self._chunk({} if self._chat else "", self._request.reason))
-        if self._asked.with_usage:
-            await send({**self._chunk(None), "choices": [], "usage": self._usage()})
-        await response.write(b"data: [DONE]\n\n")
-
-    def _chunk(self, said: object, reason: str | None = None) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self._chat else "text_completion"
-        choice = {
-            "index": 0,
-            "delta" if self._chat else "text": said,
-            "logprobs": None,
-            "finish_reason": reason,
-        }
-        chunk: dict[str, Any] = {**self._common, "object": kind, "choices": [choice]}
-        return {**chunk, "usage": None} if self._asked.with_usage else chunk
+def _outcome(requests: Iterable[Request]) -> str:
+    """How a request ended, by its answers; empty where it has none."""
+    reasons = [request.reason for request in requests]
+    return next((each for each in ("error", "cancelled") if each in reasons), "".join(reasons[:1]))
 
 
 # HTTP --------------------------------------------------------------------------------------
 
 
-def _body_of(refused: Refused) -> dict[str, Any]:
-    kinds = {400: "invalid_request_error", 429: "rate_limit_error"}
-    kind = kinds.get(refused.status, "server_error" if refused.status >= 500 else kinds[400])  # noqa: PLR2004  (HTTP's)
-    return {
-        "error": {
-            "message": str(refused),
-            "type": kind,
-            "param": refused.param,
-            "code": refused.code,
-        }
-    }
-
-
-def _unknown(model: str | None) -> Refused:
+def _unknown(model: str) -> Refused:
     return Refused(f"there is no model {model!r}", "model", status=404, code="model_not_found")
 
 
@@ -413,6 +308,8 @@ async def _in_their_form(
         refused = error
         if error.retry_after is not None:
             headers["Retry-After"] = str(error.retry_after)
+        if error.status == 401:  # noqa: PLR2004  (HTTP's)
+            headers["WWW-Authenticate"] = "Bearer"
     except web.HTTPException as error:
         refused = Refused(f"{request.method} {request.path}: {error.reason}", status=error.status)
         if "Allow" in error.headers:
@@ -420,12 +317,21 @@ async def _in_their_form(
     except Exception:
         _logger.exception("%s %s failed", request.method, request.path)
         refused = Refused("the service has failed; its log says more", status=500)
-    return web.json_response(_body_of(refused), status=refused.status, headers=headers)
+    return web.json_response(error_of(refused), status=refused.status, headers=headers)
 
 
-def application(service: Service) -> web.Application:
-    """The paths of a service."""
-    about = {"id": service.name, "object": "model", "created": 0, "owned_by": "disco"}
+def application(
+    service: Service, keys: Sequence[str] = (), origins: Sequence[str] = ()
+) -> web.Application:
+    """The paths of a service.
+
+    Args:
+        service: Answers.
+        keys: One of them has to come with each request, except for those of `llm.access.OPEN`;
+            none for no check.
+        origins: The pages of browsers that may use the service; ``*`` for all, none for none.
+    """
+    about = {"object": "model", "created": 0, "owned_by": "disco"}
 
     async def chat(http: web.Request) -> web.StreamResponse:
         return await service.answer(http, chat=True)
@@ -434,12 +340,14 @@ def application(service: Service) -> web.Application:
         return await service.answer(http, chat=False)
 
     async def models(_: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [about]})
+        listed = [{"id": name, **about} for name in service.names]
+        return web.json_response({"object": "list", "data": listed})
 
     async def model(http: web.Request) -> web.Response:
-        if http.match_info["name"] != service.name:
-            raise _unknown(http.match_info["name"])
-        return web.json_response(about)
+        name = http.match_info["name"]
+        if name not in service.names:
+            raise _unknown(name)
+        return web.json_response({"id": name, **about})
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -453,11 +361,17 @@ def application(service: Service) -> web.Application:
         return web.Response(body=service.metrics.written(), headers=headers)
 
     app = web.Application(middlewares=[_in_their_form], client_max_size=_BODY)
+    if keys:
+        demand_key(app, keys)
+    if origins:
+        let_origins_read(app, origins)
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_post("/v1/completions", complete)
+    app.router.add_post("/v1/embeddings", service.embed)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name:.+}", model)
     app.router.add_get("/healthz", healthy)
     app.router.add_get("/readyz", ready)
+    app.router.add_get("/health", ready)  # by the name of vLLM, and as it means it
     app.router.add_get("/metrics", metrics)
     return app

@@ -128,15 +128,22 @@ class Text:
         stream = self.stream()
         return "".join(map(stream.feed, ids)) + stream.end()
 
-    def stream(self, stop: Sequence[str] = (), *, continues: bool = False) -> Stream:
+    def stream(
+        self, stop: Sequence[str] = (), *, continues: bool = False, least: int = 0
+    ) -> Stream:
         """Decodes an answer as it comes.
 
         Args:
             stop: See `Stream`.
             continues: Whether it stands behind another text. Where a tokenizer sets a space before
                 each text, that of a text by itself is taken off.
+            least: See `Stream`.
         """
-        return Stream(self, stop, bare=self._decoder.spaced and not continues)
+        return Stream(self, stop, bare=self._decoder.spaced and not continues, least=least)
+
+    def mark_of(self, token: int) -> str:
+        """The name of a token that is no text, such as the end of a turn; else nothing."""
+        return self._vocabulary[token] if token in self._special else ""
 
 
 def _begun_with(begin: list[int], ids: list[int]) -> list[int]:
@@ -161,14 +168,18 @@ class Stream:
         text: Knows the tokens.
         stop: Texts at whose first occurrence the answer ends; they are not part of it.
         bare: Whether a space at the beginning is not part of it.
+        least: In how many tokens at its beginning stop strings do not count.
 
     Attributes:
         stopped: Whether one has occurred.
     """
 
-    def __init__(self, text: Text, stop: Sequence[str], *, bare: bool = False) -> None:
+    def __init__(
+        self, text: Text, stop: Sequence[str], *, bare: bool = False, least: int = 0
+    ) -> None:
         self._text = text
         self._bare = bare
+        self._least = least
         self._stop = [each for each in stop if each]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -176,6 +187,7 @@ class Stream:
 
     def feed(self, token: int) -> str:
         """Takes a token; returns the text that is certain now."""
+        self._least -= 1
         return self._advance(self._decoder.decode(self._text.bytes_of(token)))
 
     def end(self) -> str:
@@ -191,6 +203,9 @@ class Stream:
         if self._bare and more:
             self._bare, more = False, more.removeprefix(" ")
         self._held += more
+        if self._least >= 0:
+            ready, self._held = self._held, ""
+            return ready
         found = [at for each in self._stop if (at := self._held.find(each)) >= 0]
         if found:
             self.stopped = True

@@ -187,11 +187,27 @@ BAD = [
         "messages[0]",
         "type text",
     ),
-    ({"messages": ASK, "n": 2}, "n", "not served"),
+    ({"messages": ASK, "n": 129}, "n", "from 1 to 128"),
+    ({"messages": ASK, "n": 0}, "n", "from 1 to 128"),
+    ({"messages": ASK, "best_of": 2}, "best_of", "not served"),
     ({"messages": ASK, "tools": [{}]}, "tools", "not served"),
-    ({"messages": ASK, "logprobs": True}, "logprobs", "not served"),
-    ({"messages": ASK, "top_k": 40}, "top_k", "may be -1 or 0"),
-    ({"messages": ASK, "ignore_eos": True}, "ignore_eos", "may be false"),
+    ({"messages": ASK, "logprobs": 3}, "logprobs", "true or false"),
+    ({"messages": ASK, "top_logprobs": 3}, "top_logprobs", "set logprobs to true"),
+    ({"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+    ({"messages": ASK, "top_k": -2}, "top_k", "from -1 to"),
+    ({"messages": ASK, "min_p": 1.1}, "min_p", "from 0 to 1"),
+    ({"messages": ASK, "presence_penalty": 2.1}, "presence_penalty", "from -2 to 2"),
+    ({"messages": ASK, "frequency_penalty": "1"}, "frequency_penalty", "from -2 to 2"),
+    ({"messages": ASK, "repetition_penalty": 0}, "repetition_penalty", "from 0.01 to 100"),
+    ({"messages": ASK, "ignore_eos": 1}, "ignore_eos", "true or false"),
+    ({"messages": ASK, "min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens, 8"),
+    ({"messages": ASK, "stop_token_ids": [320]}, "stop_token_ids", "tokens from 0 to 319"),
+    ({"messages": ASK, "stop_token_ids": "x"}, "stop_token_ids", "expected tokens"),
+    ({"messages": ASK, "logit_bias": {"320": 1}}, "logit_bias", "tokens from 0 to 319"),
+    ({"messages": ASK, "logit_bias": {"a": 1}}, "logit_bias", "tokens as keys"),
+    ({"messages": ASK, "logit_bias": {"1": 101}}, "logit_bias", "from -100 to 100"),
+    ({"messages": ASK, "logit_bias": [[1, 1]]}, "logit_bias", "expected an object"),
+    ({"messages": ASK, "echo": True}, "echo", "not served"),
     ({"messages": ASK, "response_format": {"type": "json_object"}}, "response_format", "not"),
     ({"messages": ASK, "temperature": 2.1}, "temperature", "from 0 to 2"),
     ({"messages": ASK, "temperature": True}, "temperature", "from 0 to 2"),
@@ -235,7 +251,7 @@ def test_what_is_wrong_is_said_in_openais_form(server, curl):
         assert words in error["message"], (body, error)
         assert error["type"] == "invalid_request_error"
         assert set(error) == {"message", "type", "param", "code"}
-    for prompt in ("", ["a", "b"], [1, "a"], [320], [-1], [True], {"a": 1}):
+    for prompt in ("", [], ["a", ""], [1, "a"], ["a", 1], [320], [-1], [True], {"a": 1}, [[1], []]):
         status, _, rest = curl(f"{server.url}/v1/completions", {"prompt": prompt})
         assert (status, json.loads(rest)["error"]["param"]) == (400, "prompt"), prompt
     harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "n": 1, "tools": [], "x": 1}
