@@ -28,6 +28,7 @@ import numpy as np
 from cluster.commands import InputError, options_of, run_command
 from llm.config import ModelError, find_model, open_checkpoint
 from llm.engine import Engine, Sampling, Settings, TooLong, text_of
+from llm.model import COMPUTE
 from llm.plain import Plain
 from llm.report import Times, describe, step_times
 from llm.shares import TooManyWorkers, divide
@@ -66,13 +67,20 @@ async def _run(options: argparse.Namespace) -> int:
     engine = Engine(
         checkpoint,
         text.ends,
-        Settings(cache_bytes=options.cache_mib << 20, slots=_AT_ONCE, queue=_AT_ONCE),
+        Settings(
+            cache_bytes=options.cache_mib << 20,
+            slots=_AT_ONCE,
+            queue=_AT_ONCE,
+            compute=options.compute,
+        ),
         address=options.address,
         num_workers=options.workers,
         name=_NAME,
         timeout=options.timeout,
     )
     async with engine:
+        if not options.json:
+            print(f"computing with {engine.computed_by}", file=sys.stderr, flush=True)
         talk = _Talk(engine, text, checkpoint, options, time.perf_counter() - began)
         if options.json:
             return await talk.answer_lines()
@@ -258,6 +266,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, metavar="N", help="of what is drawn (default: another each time)")
     add("--system", metavar="TEXT", help="a system message (default: the model's own)")
     add("--cache-mib", type=int, default=256, metavar="N", help="on each worker (default: 256)")
+    add(
+        "--compute",
+        choices=COMPUTE,
+        default="auto",
+        help="what multiplies (default: numba on the file's blocks, where it is installed)",
+    )
     add("--check", action="store_true", help="compare the answer with a plain forward")
     options = parser.parse_args(arguments)
     if options.temperature <= 0 or not 0 < options.top_p <= 1:

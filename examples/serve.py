@@ -24,6 +24,7 @@ from aiohttp import web
 
 from llm.config import ModelError, find_model, open_checkpoint
 from llm.engine import Settings, TooLong
+from llm.model import COMPUTE
 from llm.service import Service, application
 from llm.shares import TooManyWorkers
 from llm.text import Text
@@ -70,6 +71,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--cache-mib", type=int, default=settings.cache_bytes >> 20, help="on each worker"
+    )
+    parser.add_argument(
+        "--compute",
+        choices=COMPUTE,
+        default=settings.compute,
+        help="what multiplies; auto: numba on the file's blocks, where it is installed",
     )
     parser.add_argument(
         "--slots", type=int, default=settings.slots, help="how many are answered at a time"
@@ -158,7 +165,9 @@ def main() -> int:
         "num_workers": options.workers,
         "timeout": options.timeout,
     }
-    settings = Settings(options.cache_mib << 20, options.slots, options.chunk, options.queue)
+    settings = Settings(
+        options.cache_mib << 20, options.slots, options.chunk, options.queue, options.compute
+    )
     try:
         checkpoint = open_checkpoint(find_model(options.model))
         service = Service(

@@ -104,7 +104,7 @@ def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Pa
             )
             bench.record(f"llama.prompt.{workers}", pair.measured())
         if workers == 1:
-            held = model.weight_bytes()
+            held = sum(model.weight_bytes())
             bench.record("llama.memory", alone([held], llm.checkpoint.path.stat().st_size))
         else:
             llm.decode(model, tokens)

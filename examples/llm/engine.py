@@ -71,12 +71,14 @@ class Settings:
         slots: How many sequences there may be at a time.
         chunk: How many tokens of prompts a step takes at most.
         queue: How many requests may wait.
+        compute: What multiplies; see `llm.model.Model`.
     """
 
     cache_bytes: int = 256 << 20
     slots: int = 32
     chunk: int = 64
     queue: int = 256
+    compute: str = "auto"
 
 
 @dataclass(slots=True)
@@ -348,8 +350,14 @@ class Engine:
             self._checkpoint,
             blocks=self.pool.count,
             slots=self._settings.slots,
+            compute=self._settings.compute,
             progress=self._progress,
         )
+
+    @property
+    def computed_by(self) -> str:
+        """What computes the products, in words; empty before the workers have the model."""
+        return "" if self._computing is None else self._computing.computed_by
 
     # Requests ----------------------------------------------------------------------------
 

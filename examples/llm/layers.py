@@ -21,7 +21,7 @@ import disco_server
 from llm.blocks import Blocks, compiler
 from llm.choosing import History, Note, Sampling, choose, note
 from llm.fused import fuse, join_biases
-from llm.products import affine, matrix, product
+from llm.products import affine, matrix, nbytes_of, product
 from llm.turning import Angles
 
 __all__ = ["BLOCK", "Batch", "Share", "Sight", "Span"]
@@ -217,6 +217,14 @@ class Share:
             else:
                 own[name] = matrix([(weights[part], formats.get(part, "")) for part in parts])
         return own
+
+    def weight_bytes(self) -> int:
+        """The bytes that matrices, biases and norms take."""
+        own = [array for layer in self.layers for array in layer.values()]
+        own += [self.norm, self.embedding]
+        if self.output is not self.embedding:
+            own.append(self.output)
+        return sum(map(nbytes_of, own))
 
     def make_cache(self, blocks: int) -> Array:
         """[layers, 2, heads of keys and values, positions, head]: keys and values, float32."""
@@ -621,6 +629,12 @@ def make_share(
 ) -> Share:
     """This worker's share of the model."""
     return Share(config, shares, disco_server.current_worker().worker_id, weights, formats)
+
+
+@disco_server.register_func("llm.weight_bytes")
+def weight_bytes(share: Share) -> int:
+    """See `Share.weight_bytes`."""
+    return share.weight_bytes()
 
 
 @disco_server.register_func("llm.compiler")

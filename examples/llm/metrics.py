@@ -63,6 +63,13 @@ class Metrics:
         ):
             yield GaugeMetricFamily(f"disco_llm_{name}", text, value=value)
 
+        info = GaugeMetricFamily(
+            "disco_llm_compute", "1, with what computes products as a label.", labels=["by"]
+        )
+        for computed_by in sorted({engine.computed_by for engine in engines} - {""}):
+            info.add_metric([computed_by], 1)
+        yield info
+
     def written(self) -> bytes:
         """All of it."""
         return generate_latest(self._registry)

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from llm.config import Checkpoint
     from llm.shares import Shares
 
-__all__ = ["Model", "Piece", "blocks_within"]
+__all__ = ["COMPUTE", "Model", "Piece", "blocks_within"]
 
+COMPUTE = ("auto", "numba", "numpy")
+"""What may multiply; see `Model`."""
 _FOLDER = Path(__file__).parent
 
 
@@ -151,6 +153,10 @@ class Model:
     def count_cores(self) -> int:
         """How many cores the workers have together."""
         return sum(dict(self._function("machine")().get_all()).values())
+
+    def weight_bytes(self) -> list[int]:
+        """The bytes that each worker's weights take."""
+        return [int(nbytes) for nbytes in self._function("weight_bytes")(self._share).get_all()]
 
     def _find_compiler(self, compute: str) -> str:
         """What compiles products on all workers; empty where it is not there, or not wanted."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from llm.blocks import Blocks
 
-__all__ = ["Matrix", "affine", "matrix", "product"]
+__all__ = ["Matrix", "affine", "matrix", "nbytes_of", "product"]
 
 Array = np.ndarray[Any, Any]
 Matrix = Array | Blocks | tuple[Any, ...]
@@ -31,6 +31,11 @@ def matrix(parts: Sequence[tuple[Array, str]]) -> Matrix:
     form = forms.pop()
     # BLAS multiplies a matrix of [in, out] by few rows up to three times as fast.
     return Blocks.read(stored, form) if form else np.ascontiguousarray(stored.T)
+
+
+def nbytes_of(weight: Matrix) -> int:
+    """The bytes that a matrix takes."""
+    return sum(map(nbytes_of, weight)) if isinstance(weight, tuple) else weight.nbytes
 
 
 def affine(rows: Array, own: dict[str, Any], name: str) -> Array:

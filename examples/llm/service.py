@@ -141,7 +141,12 @@ class Service:
                 pause = min(2 * pause, most)
                 continue
             session = another.session
-            _logger.info("session %s has %d workers", session.session_id, session.num_workers)
+            _logger.info(
+                "session %s has %d workers, computing with %s",
+                session.session_id,
+                session.num_workers,
+                another.computed_by,
+            )
             engine, self._engine = self._engine, another
             if engine is not None:
                 self._retire(engine)
