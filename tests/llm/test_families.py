@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,6 +35,8 @@ from llm.model import Model, Piece
 from llm.plain import Plain
 from llm.text import Text
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MPIEXEC = Path(sys.prefix) / "bin" / "mpiexec"
 ROOT = FIGURES["hidden_size"] ** 0.5
 LONG_SCALE = math.sqrt(1 + math.log(512 / 256) / math.log(256))
 LLAMA3_SPEEDS = reference_llama.llama3_speeds(500000.0, 24, 8.0, 1.0, 4.0, 64)
@@ -63,6 +69,9 @@ EXPECTED = {
     ),
 }
 """How fast pairs turn, and what else each case does, from the models' published definitions."""
+
+PROMPT = (504, 2242, 282, 260, 905, 314)
+"""That of `llm.parallel_mpi`, whose import would start MPI in this process."""
 
 IDS = [int(token) for token in np.random.default_rng(1).integers(3, VOCABULARY, 80)]
 
@@ -228,6 +237,113 @@ def test_fields_that_are_not_there_are_as_in_published_models(tmp_path):
     changes = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
     traits = opened_with(folder, "gemma2", **changes).config.traits
     assert (traits.attention_cap, traits.logit_cap) == (0.0, 0.0)
+
+
+CODE = {
+    "AutoConfig": "configuration_phi3.Phi3Config",
+    "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+}
+FACTORS = {"short_factor": [1.0] * 9, "long_factor": [1.5] * 9}
+PUBLISHED = {
+    "Mistral 7B v0.3": ("mistral", {"sliding_window": None, "head_dim": None}, 0, 512),
+    "Qwen 2.5": (
+        "qwen2",
+        {"max_window_layers": 28, "sliding_window": 131072, "use_mrope": False},
+        0,
+        512,
+    ),
+    "Qwen 3": (
+        "qwen3",
+        {"attention_bias": False, "max_window_layers": 28, "sliding_window": None},
+        0,
+        512,
+    ),
+    "Phi 3 mini": (
+        "phi3",
+        {
+            "auto_map": CODE,
+            "attention_bias": False,
+            "embd_pdrop": 0.0,
+            "original_max_position_embeddings": 512,
+            "resid_pdrop": 0.0,
+            "rope_scaling": None,
+            "sliding_window": 2047,
+        },
+        2047,
+        512,
+    ),
+    "Phi 4 mini": (
+        "phi3",
+        {
+            "auto_map": {**CODE, "AutoTokenizer": "Xenova/gpt-4o"},
+            "full_attn_mod": 1,
+            "interpolate_factor": 1,
+            "lm_head_bias": False,
+            "mlp_bias": False,
+            "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {**FACTORS, "type": "longrope"},
+            "sliding_window": 262144,
+        },
+        262144,
+        64,
+    ),
+    "Gemma 2": (
+        "gemma2",
+        {
+            "cache_implementation": "hybrid",
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "sliding_window": 4096,
+            "sliding_window_size": 4096,
+        },
+        4096,
+        512,
+    ),
+    "Gemma 3": (
+        "gemma3",
+        {
+            "_sliding_window_pattern": 6,
+            "attn_logit_softcapping": None,
+            "cache_implementation": "hybrid",
+            "final_logit_softcapping": None,
+            "rope_local_base_freq": 10000,
+            "rope_parameters": None,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "sliding_window": 512,
+            "use_bidirectional_attention": False,
+        },
+        512,
+        512,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_fields_of_published_models_are_known(tmp_path, name):
+    """All that stand there besides the figures, with the window and context that they come to."""
+    case, fields, window, context = PUBLISHED[name]
+    config = opened_with(tmp_path / "folder", case, **fields).config
+    assert (config.traits.window, config.context) == (window, context)
+
+
+@pytest.mark.parametrize("case", ["phi3", "gemma2"])
+def test_bare_ranks_compute_the_same_shares(tmp_path, case):
+    """The yardstick cuts fused tensors, and normalises what all ranks have brought."""
+    write_folder(tmp_path / "folder", case, vocab_size=2560)
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES), "OPENBLAS_NUM_THREADS": "1"}
+    command = [MPIEXEC, "-n", "3", sys.executable, "-m", "llm.parallel_mpi", "--tokens", "20"]
+    run = subprocess.run(
+        [*command, "--model", tmp_path / "folder"],
+        env=environment,
+        capture_output=True,
+        timeout=50,
+        check=True,
+    )
+    plain = Plain(open_checkpoint(tmp_path / "folder"))
+    expected, _ = plain.continue_greedily(PROMPT, 21, set())
+    assert json.loads(run.stdout)["found"] == expected
 
 
 def test_older_files_say_the_same_of_two_bases(tmp_path):
