@@ -82,8 +82,10 @@ def test_a_token_is_chosen_as_it_says_of_the_processed_logits(logits, sampling, 
     for token in answer:
         history.add(token)
     position = len(prompt) + len(answer)
-    found = history.next_token(np.array(logits, np.float32), sampling.seed, position)
+    row = np.array(logits, np.float32)
+    found = history.next_token(row, sampling.seed, position)
     values = processed(logits, sampling, prompt, answer)
+    np.testing.assert_allclose(history.process(row), values, atol=NEAR)
     if not sampling.temperature:
         best = max(values)
         assert values[found] == pytest.approx(best, abs=NEAR)
