@@ -314,8 +314,7 @@ def from_tvm(value: Any) -> Any:  # noqa: PLR0911  (one return a kind)
     if isinstance(value, ffi.Tensor):
         return _array(value)
     if isinstance(value, ffi.Shape):
-        dims = list(value)
-        return Shape(dims) if min(dims, default=0) >= 0 else dims
+        return Shape(value)
     if isinstance(value, (ffi.Array, ffi.List)):
         return [from_tvm(item) for item in value]
     if isinstance(value, (ffi.Map, ffi.Dict)):
