@@ -25,7 +25,14 @@ from disco_client.wire.codec import (
     type_name,
 )
 from disco_client.wire.dlpack import on_host
-from disco_client.wire.values import ArrayPorter, Shape, dtype_from_name, dtype_name, extents_of, is_array
+from disco_client.wire.values import (
+    ArrayPorter,
+    Shape,
+    dtype_from_name,
+    dtype_name,
+    extents_of,
+    is_array,
+)
 from disco_server.collectives.group import ProcessGroup
 from disco_server.devices.base import Arrays, on_device
 from disco_server.devices.foreign import is_foreign, library_of, native, of_library

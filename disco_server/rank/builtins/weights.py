@@ -12,7 +12,7 @@ import numpy as np
 
 from disco_client.wire.arrays import empty_array
 from disco_client.wire.values import Shape
-from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import register_func, resolve
 from disco_server.rank.worker import Worker, current_worker
 from disco_server.storage.files import (
@@ -240,8 +240,8 @@ class ShardLoader:
 
     def _find_in_module(self, name: str) -> Callable[..., Any] | None:
         try:
-            return resolve("ffi.ModuleGetFunction", ())(self._module, name)
-        except (FunctionMissing, ModuleNotAllowed):
+            return resolve("ffi.ModuleGetFunction", ())(self._module, name, True)
+        except ModuleNotAllowed:
             return None
 
     # Loading ------------------------------------------------------------------------
