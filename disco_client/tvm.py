@@ -10,6 +10,7 @@ Where ``DISCO_ADDRESS`` names a cluster, a ``ProcessSession`` is a session on it
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
@@ -30,7 +31,7 @@ from disco_client.reentry import import_uninterrupted
 __all__ = ["TvmDiscoFinder", "install", "main", "prepare", "pytest_configure"]
 
 MARK: Final = "DISCO_TVM"
-"""The variable in which the programs that a program starts find its process's number."""
+"""The variable in which the programs that a program starts find the number of its process."""
 
 _PACKAGE: Final = "tvm.runtime.disco"
 _WORKER: Final = "tvm.exec.disco_worker"
@@ -51,9 +52,7 @@ _logger = logger_of(__name__)
 class TvmDiscoFinder:
     """Finds ``tvm.runtime.disco`` before Python finds TVM's own; it is also its loader."""
 
-    def find_spec(
-        self, name: str, path: object = None, target: object = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Finds the module of that name, if it is one of Disco's."""
         del path, target
         if name not in _MODULES:
@@ -141,7 +140,7 @@ def _mark_children() -> None:
     folder = str(Path(__file__).with_name("tvm_children"))
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([folder, *filter(None, path)]))
-    os.environ[MARK] = str(os.getpid())
+    os.environ.setdefault(MARK, str(os.getpid()))
 
 
 # Sessions --------------------------------------------------------------------------------
@@ -162,10 +161,18 @@ def _session_class(name: str) -> type:
     return type(name, (base,), space)
 
 
+def _end_forgotten() -> None:
+    """Ends sessions that the program has no reference to any more.
+
+    TVM's programs leave that to the end of the last reference. Disco's session is in a cycle with
+    references of its own, so that only the collector ends it, and until then it holds slots.
+    """
+    gc.collect()
+
+
 def _start_processes(base: Any) -> Callable[..., None]:
-    def start(
-        self: Any, num_workers: int, num_groups: int = 1, entrypoint: str = _WORKER
-    ) -> None:
+    def start(self: Any, num_workers: int, num_groups: int = 1, entrypoint: str = _WORKER) -> None:
+        _end_forgotten()
         base.__init__(self, num_workers, num_groups, entrypoint)
 
     return start
@@ -173,6 +180,7 @@ def _start_processes(base: Any) -> Callable[..., None]:
 
 def _connect(kind: Any, num_workers: int, num_groups: int = 1, entrypoint: str = _WORKER) -> Any:
     """A session on the cluster, whose workers have imported what processes would run."""
+    _end_forgotten()
     session: Any = disco_client.connect(num_workers=num_workers, num_groups=num_groups)
     session.__class__ = kind
     session.import_python_module(entrypoint)
@@ -180,7 +188,7 @@ def _connect(kind: Any, num_workers: int, num_groups: int = 1, entrypoint: str =
 
 
 def _start_nodes(base: Any) -> Callable[..., None]:
-    def start(  # noqa: PLR0913  (TVM's arguments)
+    def start(
         self: Any,
         num_nodes: int,
         num_workers_per_node: int,
@@ -275,7 +283,7 @@ def main() -> None:
     try:
         run = prepare(sys.argv[1:])
     except DiscoError as error:
-        print(f"disco_client.tvm: {error}", file=sys.stderr)
+        sys.stderr.write(f"disco_client.tvm: {error}\n")
         sys.exit(_USAGE_STATUS)
     run()
 

@@ -48,6 +48,7 @@ __all__ = [
     "did_you_mean",
     "file_allowed",
     "keeps_order",
+    "machine_library",
     "module_allowed",
     "read_cache",
     "read_devices",
@@ -65,7 +66,6 @@ __all__ = [
     "read_switch",
     "refuse",
     "setting",
-    "machine_library",
     "visible_gpus",
     "whole",
 ]
