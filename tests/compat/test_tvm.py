@@ -1,8 +1,8 @@
 """TVM's own tests of its Disco pass with Disco in its place.
 
 Two files run as they are, by the plugin that users have. The others ask for GPUs, and run with
-`tvm_stand_in`, which gives them CPUs. They are not part of this repository: ``TVM_TESTS`` names the folder ``tests/python/disco`` of
-a checkout of Apache TVM, of the release that is installed.
+`tvm_stand_in`, which gives them CPUs. They are not part of this repository: ``TVM_TESTS`` names
+the folder ``tests/python/disco`` of a checkout of Apache TVM, of the release that is installed.
 """
 
 from __future__ import annotations

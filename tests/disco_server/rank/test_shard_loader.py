@@ -116,7 +116,9 @@ def test_a_function_is_found_in_what_a_compiled_module_imports(session, tvm_modu
         module = two.load_vm_module(tvm_modules / "importing.so")
         loader = function(two)(path, text, json.dumps(pair), module)
         part = function(two, "Load")(loader, Shape([0]))
-        assert [part.numpy(worker).tolist() for worker in range(2)] == rows.reshape(2, 2, 2).tolist()
+        assert [part.numpy(worker).tolist() for worker in range(2)] == rows.reshape(
+            2, 2, 2
+        ).tolist()
 
 
 def test_functions_are_chained(session, tmp_path):
