@@ -106,7 +106,7 @@ def install() -> None:
     if getattr(here, "__file__", None) != __file__:
         for name in [each for each in sys.modules if each.startswith(_PACKAGE)]:
             del sys.modules[name]
-        vars(runtime)["disco"] = import_uninterrupted(_PACKAGE)
+        vars(runtime)["disco"] = import_uninterrupted("tvm.runtime.disco")
 
 
 def _offer() -> None:
