@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 from disco_client.arguments import CCL_NAMES
 from disco_client.errors import ConfigError
 from disco_client.wire.host_arrays import Array, as_host_array
-from disco_client.wire.values import ReduceName, Shape
+from disco_client.wire.values import ReduceName, Shape, extents_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def init_ccl(core: SessionCore, ccl: str, *device_ids: int) -> None:
         msg = f"expected one of {', '.join(CCL_NAMES)}, got {ccl!r}"
         raise ConfigError(msg)
     try:
-        devices = Shape(device_ids)
+        devices = extents_of(device_ids)
     except (TypeError, ValueError):
         msg = f"expected the numbers of GPUs, from 0, got {', '.join(map(repr, device_ids))}"
         raise ConfigError(msg) from None

@@ -84,7 +84,13 @@ from disco_client.wire.codec import (
     tickets_in,
 )
 from disco_client.wire.host_arrays import Array, as_destination, as_host_array, as_numbers
-from disco_client.wire.values import INLINE_ARRAY_BYTES, Shape, checked_dtype, device_of
+from disco_client.wire.values import (
+    INLINE_ARRAY_BYTES,
+    Shape,
+    checked_dtype,
+    device_of,
+    extents_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -1100,7 +1106,7 @@ class SessionCore:
         in_group: bool = True,
     ) -> DRef:
         """Allocates an uninitialised array on the workers; see ``Session.empty``."""
-        extents = Shape(dims_of(shape))
+        extents = extents_of(dims_of(shape))
         kind = checked_dtype(extents, dtype)
         where = device_of(device), bool(worker0_only), bool(in_group)
         made = self.call_builtin("runtime.disco.empty", extents, kind, *where)

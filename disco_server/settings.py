@@ -48,6 +48,7 @@ __all__ = [
     "did_you_mean",
     "file_allowed",
     "keeps_order",
+    "machine_library",
     "module_allowed",
     "read_cache",
     "read_devices",
@@ -300,6 +301,12 @@ def visible_gpus(
         targets = root.glob("sys/class/kfd/kfd/topology/nodes/*/gfx_target_version")
         found = [p for p in targets if p.read_text().strip() not in ("", "0")]
     return tuple(f"{kind}:{i}" for i in range(len(found)))
+
+
+def machine_library() -> str:
+    """The collective library of sessions without a cluster on this machine, by its GPUs."""
+    found = (name for name, kind in GPU_LIBRARIES.items() if visible_gpus(kind))
+    return next(found, "mpi")
 
 
 # --- reading one value -------------------------------------------------------

@@ -122,6 +122,16 @@ def plain() -> tvm.IRModule:
     return tvm.IRModule({"add_one": func})
 
 
+def importing() -> tvm.IRModule:
+    """A function of the virtual machine, and one in a module that its module imports."""
+    x = expressions.placeholder((4, 2), name="x", dtype="float32")
+    halves = expressions.compute((2, 2, 2), lambda i, j, k: x[i * 2 + j, k], name="halves")
+    program = build(same=lambda x: x)
+    func = expressions.create_prim_func([x, halves])
+    program["shard_rows"] = func.with_attr("global_symbol", "shard_rows")
+    return program
+
+
 def shared_memory() -> tvm.IRModule:
     """An allreduce between additions, for the passes that have it done in shared memory."""
     builder = relax.BlockBuilder()
@@ -153,7 +163,7 @@ def main() -> None:
     """Compiles everything."""
     folder = Path(sys.argv[1])
     missing = build(main=calling("tests.nobody_has_this"))
-    programs = {"basics": basics(), "missing": missing, "plain": plain()}
+    programs = {"basics": basics(), "missing": missing, "plain": plain(), "importing": importing()}
     # TVM's registry is one for the process: what a test serves must be no worker's.
     programs |= {"calling": scaling("tests"), "serving": scaling("tests.served")}
     programs |= {f"sharded_{shards}": sharded(shards) for shards in (1, 2, 4)}

@@ -32,7 +32,14 @@ from disco_client.errors import ConfigError, DtypeError, OutOfBounds
 from disco_client.text import many
 from disco_client.wire.elementwise import ELEMENTWISE
 from disco_client.wire.partition import Intervals, coordinate_of
-from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension, shown
+from disco_client.wire.values import (
+    Shape,
+    dtype_from_name,
+    dtype_name,
+    extents_of,
+    is_extension,
+    shown,
+)
 
 __all__ = [
     "LOCAL_AXIS",
@@ -963,7 +970,7 @@ def _tile(x: TensorStructInfo, *, reps: Sequence[int]) -> Local:
     )
     shape = [extent * count for extent, count in zip(x.shape, reps, strict=True)]
     pattern = Pattern((letters,), letters, linear=((0,),))
-    return Local("tile", pattern, TensorStructInfo(shape, x.dtype), {"reps": Shape(reps)})
+    return Local("tile", pattern, TensorStructInfo(shape, x.dtype), {"reps": extents_of(reps)})
 
 
 @register_rule("repeat")

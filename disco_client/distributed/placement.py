@@ -22,7 +22,13 @@ from disco_client.wire.partition import (
     divide_all,
     length_of,
 )
-from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_extension
+from disco_client.wire.values import (
+    Shape,
+    dtype_from_name,
+    dtype_name,
+    extents_of,
+    is_extension,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -403,7 +409,7 @@ class TensorStructInfo:
     dtype_name: str
 
     def __init__(self, shape: Sequence[int], dtype: object) -> None:
-        object.__setattr__(self, "shape", Shape(shape))
+        object.__setattr__(self, "shape", extents_of(shape))
         name = dtype if is_extension(dtype) else dtype_name(dtype_from_name(dtype))
         object.__setattr__(self, "dtype_name", name)
 

@@ -126,7 +126,9 @@ global___Device = Device
 
 @typing.final
 class Shape(google.protobuf.message.Message):
-    """The extents of an array, each of them zero or more."""
+    """The extents of an array, or other numbers that TVM's functions take in this form, such as the
+    parents in a tree, where -1 is the root's.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -310,11 +310,11 @@ def split_keywords(args: list[Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def is_shape(value: Sequence[Any]) -> bool:
-    """Whether it is a shape, of this library or of TVM's, which may also hold negative numbers."""
+    """Whether it is a shape, of this library or of TVM's."""
     if isinstance(value, Shape):
         return True
     kind = ffi_shape()
-    return kind is not None and isinstance(value, kind) and min(value, default=0) >= 0
+    return kind is not None and isinstance(value, kind)
 
 
 def _check_depth(depth: int) -> None:
@@ -387,7 +387,7 @@ def _encode_shape(out: EncodedValue, value: Any) -> None:
     try:
         out.shape.dims.extend(value)
     except ValueError:
-        msg = f"expected dimensions of 64 bits, got {shown(value)}"
+        msg = f"expected dimensions that are signed integers of 64 bits, got {shown(value)}"
         raise EncodingError(msg) from None
 
 

@@ -68,6 +68,7 @@ __all__ = [
     "device_of",
     "dtype_from_name",
     "dtype_name",
+    "extents_of",
     "ffi_shape",
     "is_array",
     "is_extension",
@@ -219,7 +220,10 @@ def device_of(value: object) -> Device | None:
 
 
 class Shape(tuple[int, ...]):
-    """The extents of an array; a tuple that keeps its meaning on the wire.
+    """The extents of an array, or other numbers that TVM's functions take in this form.
+
+    A tuple that keeps its meaning on the wire. Numbers may be negative, as the parents in a tree
+    are, where -1 stands for the root's; what allocates an array refuses them.
 
     Examples:
         >>> session.get_global_func("numpy.ones")(disco_client.Shape((2, 3))).numpy().shape
@@ -233,7 +237,6 @@ class Shape(tuple[int, ...]):
 
         Raises:
             DtypeError: A dimension is not an integer.
-            ConfigError: A dimension is negative.
         """
         values = tuple(_dimension(dim) for dim in dims)
         return super().__new__(cls, values)
@@ -255,10 +258,25 @@ def _dimension(dim: Any) -> int:
     if value is None or isinstance(dim, bool):
         msg = f"expected integer dimensions, got {shown(dim)} of type {type(dim).__name__}"
         raise DtypeError(msg)
-    if value < 0:
-        msg = f"expected dimensions of zero or more, got {shown(value)}"
-        raise ConfigError(msg)
     return value
+
+
+def extents_of(dims: Iterable[Any]) -> Shape:
+    """The extents of an array.
+
+    Args:
+        dims: Them, each an integer of zero or more.
+
+    Raises:
+        DtypeError: One is not an integer.
+        ConfigError: One is negative.
+    """
+    shape = Shape(dims)
+    least = min(shape, default=0)
+    if least < 0:
+        msg = f"expected dimensions of zero or more, got {shown(least)}"
+        raise ConfigError(msg)
+    return shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +385,7 @@ def checked_dtype(shape: Sequence[int], dtype: object) -> np.dtype[Any]:
     Raises:
         ConfigError: There is no such dtype or shape, or the array would be absurdly large.
     """
-    kind, extents = dtype_from_name(dtype), Shape(shape)
+    kind, extents = dtype_from_name(dtype), extents_of(shape)
     # As numpy does, which refuses axes beyond all memory beside an empty one, too.
     nbytes = kind.itemsize * math.prod(filter(None, extents))
     if nbytes > _MAX_ARRAY_BYTES:

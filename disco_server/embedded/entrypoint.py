@@ -1,12 +1,14 @@
-"""Runs a module that was written for TVM's Disco as one that serves this one.
+"""Runs a module that was written for TVM's Disco as a worker process of this one.
 
-``python -m disco_server.embedded.entrypoint MODULE ARGUMENTS...`` runs a module as
-``python -m`` does, after it has put two functions into TVM's registry:
+A `ProcessSession` starts ``python -m disco_server.embedded.entrypoint MODULE ARGUMENTS...``,
+which runs a module as ``python -m`` does, after it has put two functions into TVM's registry:
 
 - ``runtime.disco.WorkerProcess``, by which an entrypoint of a `ProcessSession` becomes a
   worker, such as ``tvm.exec.disco_worker``;
 - ``runtime.disco.RemoteSocketSession``, by which the other machines of a `SocketSession`
   join it, such as ``tvm.exec.disco_remote_socket_session``.
+
+Programs have both by `disco_client.tvm`.
 """
 
 from __future__ import annotations
@@ -25,10 +27,15 @@ from typing import Any, NoReturn
 from disco_server.modules import tvm
 from disco_server.modules.base import FileRefused
 from disco_server.observe.lifetime import die_with_parent_in
+from disco_server.settings import OFF
 
-__all__ = ["main"]
+__all__ = ["main", "offer"]
 
 _PREFIX = "runtime.disco."
+_ALLOWED = ("MODULES", "READ", "SAVE", "LOAD")
+
+MARK = "DISCO_TVM"
+"""In programs that one of `disco_client.tvm` starts, the number of that one's process."""
 
 
 def _worker_process(_id: int, _workers: int, _groups: int, reader: int, _writer: int) -> NoReturn:
@@ -40,6 +47,12 @@ def _worker_process(_id: int, _workers: int, _groups: int, reader: int, _writer:
 
 def _remote_socket_session(host: str, port: int, num_workers: int) -> NoReturn:
     """Becomes a worker daemon that serves one session and leaves with it."""
+    if os.environ.get(MARK, str(os.getpid())) != str(os.getpid()):
+        # The session's program may have started this one, and runs what it likes here anyway.
+        for what in _ALLOWED:
+            os.environ.setdefault(f"DISCO_ALLOW_{what}", "*")
+        os.environ.setdefault("DISCO_HTTP", OFF)
+        os.environ.setdefault("DISCO_LOG_LEVEL", "warning")
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     # Several of them may run on one machine.
     name = f"{socket.gethostname()}-{os.getpid()}"
@@ -63,7 +76,7 @@ def _last_call(func: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
     return call
 
 
-def _offer() -> None:
+def offer() -> None:
     """Puts the functions into TVM's registry, where there is one."""
     # If the library has functions of these names, they are registered when it is loaded.
     with contextlib.suppress(FileRefused, OSError):
@@ -84,7 +97,9 @@ def main() -> None:
     if not sys.argv:
         sys.exit("usage: python -m disco_server.embedded.entrypoint MODULE [ARGUMENT]...")
     module = sys.argv[0]
-    _offer()
+    offer()
+    if MARK in os.environ:  # for modules that import TVM's Disco, as the program does
+        import_module("disco_client.tvm")
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(
         f"disco: {module} has ended without becoming a worker: it has to call "

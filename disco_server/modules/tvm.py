@@ -10,6 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -32,11 +33,13 @@ from disco_server.modules.base import FileRefused, Functions, LoadedModule
 from disco_server.modules.unfinished import refuse_unfinished
 
 __all__ = [
+    "DiscoLibrary",
     "ModuleFunctions",
     "TvmFunction",
     "find_global",
     "from_tvm",
     "load",
+    "own_library",
     "runtime",
     "serve",
     "served",
@@ -56,6 +59,24 @@ _runtime_lock = threading.Lock()
 _served: set[str] = set()
 _OWN = "runtime.disco."
 _PRIVATE = "runtime.disco._"
+_STATED = ("worker_rank", "world_size", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoLibrary:
+    """TVM's library with its own Disco.
+
+    Attributes:
+        handle: The loader's handle of it.
+        functions: What TVM itself had in its registry to ask a worker for what it is, by the
+            names without their prefix.
+    """
+
+    handle: int
+    functions: Mapping[str, Any]
+
+
+_library: DiscoLibrary | None = None
 
 
 @functools.cache
@@ -76,8 +97,44 @@ def _load() -> Any:
     # It has Disco's names. If `import tvm` loaded it when `serve` has registered them,
     # the process would be ended.
     with contextlib.suppress(OSError):
-        ctypes.CDLL(str(folder / f"libtvm_runtime_extra{suffix}"))
+        extra = ctypes.CDLL(str(folder / f"libtvm_runtime_extra{suffix}"))
+        theirs = {name: ffi.get_global_func(_OWN + name, allow_missing=True) for name in _STATED}
+        global _library  # noqa: PLW0603  (it is loaded once)
+        _library = DiscoLibrary(extra._handle, theirs)  # noqa: SLF001  (no public name for it)
+    _lock_tensor_cache(ffi)
     return ffi
+
+
+def own_library() -> DiscoLibrary | None:
+    """TVM's library with its own Disco; None where TVM has none, or was not needed yet."""
+    return _library
+
+
+_TENSOR_CACHE = (
+    *(f"vm.builtin.tensor_cache.{each}" for each in ("get", "update", "remove", "clear", "load")),
+    *("vm.builtin.param_array_from_cache", "vm.builtin.param_array_from_cache_by_name"),
+    *("vm.builtin.param_array_from_cache_by_name_unpacked", "vm.builtin.param_module_from_cache"),
+    "vm.builtin.param_module_from_cache_by_name",
+)
+"""What reads or writes TVM's cache of tensors, one for the process, which has no lock."""
+
+_cache_lock = threading.RLock()
+
+
+def _lock_tensor_cache(ffi: Any) -> None:
+    """Lets one thread at a time use TVM's cache of tensors: several workers may be threads."""
+    for name in _TENSOR_CACHE:
+        theirs = ffi.get_global_func(name, allow_missing=True)
+        if theirs is not None:
+            ffi.register_global_func(name, _one_at_a_time(theirs), override=True)
+
+
+def _one_at_a_time(func: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        with _cache_lock:
+            return func(*args)
+
+    return call
 
 
 def runtime() -> Any:
@@ -314,8 +371,7 @@ def from_tvm(value: Any) -> Any:  # noqa: PLR0911  (one return a kind)
     if isinstance(value, ffi.Tensor):
         return _array(value)
     if isinstance(value, ffi.Shape):
-        dims = list(value)
-        return Shape(dims) if min(dims, default=0) >= 0 else dims
+        return Shape(value)
     if isinstance(value, (ffi.Array, ffi.List)):
         return [from_tvm(item) for item in value]
     if isinstance(value, (ffi.Map, ffi.Dict)):
@@ -373,9 +429,21 @@ class ModuleFunctions(Mapping[str, Callable[..., Any]]):
         self._names = tuple(names)
 
     def __getitem__(self, name: str) -> TvmFunction:
-        if not self.module.implements_function(name):
+        found = self.find(name, imports=False)
+        if found is None:
             raise KeyError(name)
-        return TvmFunction(self.module.get_function(name))
+        return found
+
+    def find(self, name: str, *, imports: bool) -> TvmFunction | None:
+        """Finds a function; None where there is none of that name.
+
+        Args:
+            name: Its name.
+            imports: Whether modules that this one imports are searched too: what is no function
+                of the virtual machine is in one, such as those that split parameters.
+        """
+        found = runtime().get_global_func("ffi.ModuleGetFunction")(self.module, name, imports)
+        return None if found is None else TvmFunction(found)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -13,7 +13,8 @@ from inspect import signature
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
-from disco_server.modules.tvm import find_global
+from disco_server.modules.tvm import find_global, serve
+from disco_server.modules.tvm_worker import show_worker
 from disco_server.rank.errors import (
     ArgumentRefused,
     FunctionMissing,
@@ -27,7 +28,8 @@ from disco_server.rank.numpy_functions import (
     supported_functions,
     supported_modules,
 )
-from disco_server.rank.worker import current_worker
+from disco_server.rank.tvm_table import INSTEAD
+from disco_server.rank.worker import current_worker, is_worker_thread
 from disco_server.settings import module_allowed
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "home_of",
     "import_allowed",
     "is_uninterrupted",
+    "meet_tvm",
     "names_of",
     "offer_function",
     "register_func",
@@ -573,13 +576,27 @@ def resolve(
         more = f"; {error}"
     if func is None and module_allowed("tvm", patterns):
         func = find_global(name)
+        if func is not None:
+            meet_tvm()
     if func is None:
         raise FunctionMissing(f"{_missing(name, patterns)}{more}", name)
     return func
 
 
+def meet_tvm() -> None:
+    """Lets TVM's code in this process call what workers offer, and know this thread's worker."""
+    try:
+        serve(registry())
+    except OSError:
+        return  # the package tvm_ffi is there without TVM
+    if is_worker_thread():
+        show_worker(current_worker())
+
+
 def _missing(name: str, patterns: Sequence[str]) -> str:
     msg = f"no function named {name!r} is registered on this worker"
+    if name in INSTEAD:
+        return f"{msg}: {INSTEAD[name].replace('`', '')}"
     module, dot, _ = name.rpartition(".")
     ours = name.startswith(OWN_NAMES) or name.partition(".")[0] in PACKAGES
     if dot and not ours and not module_allowed(module, patterns):

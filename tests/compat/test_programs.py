@@ -14,7 +14,7 @@ from own_ports import own_port
 import disco_client as di
 
 WORKER_MODULES = Path(__file__).parents[1] / "worker_modules"
-RUNNER = "disco_server.embedded.entrypoint"
+RUNNER = "disco_client.tvm"
 REMOTE = "tvm.exec.disco_remote_socket_session"
 
 
@@ -34,7 +34,9 @@ def test_the_originals_own_entrypoint_is_a_worker():
 def test_a_program_of_tvms_joins_a_socket_session_and_leaves_with_it(eventually):
     """The original's module, unmodified, is the other node; it exits with status 0."""
     port = own_port()
-    joining = subprocess.Popen([sys.executable, "-m", RUNNER, REMOTE, "localhost", str(port), "1"])
+    joining = subprocess.Popen(
+        [sys.executable, "-m", RUNNER, "-m", REMOTE, "localhost", str(port), "1"]
+    )
     try:
         with di.SocketSession(2, 1, 1, "localhost", port) as session:
             parts = session.scatter(np.arange(4.0).reshape(2, 2))

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import disco_client as di
 from disco_client import errors
 
 
@@ -54,6 +55,20 @@ def test_a_module_can_be_asked_what_it_has(session, tvm_modules, tmp_path):
             assert found.debug_get_from_remote(worker) is not None
             assert missing.debug_get_from_remote(worker) is None
     session.sync_all()
+
+
+def test_functions_of_imported_modules_are_found_where_they_are_asked_for(session, tvm_modules):
+    """As TVM's query_imports says; a name in brackets, and ``in``, look there too."""
+    module = session.load_vm_module(tvm_modules / "importing.so")
+    find = session.get_global_func("ffi.ModuleGetFunction")
+    without = find(module, "shard_rows", False)
+    assert without.get_all() == [None] * 4
+    rows = session.broadcast(np.arange(8, dtype="float32").reshape(4, 2), in_group=False)
+    for func in (di.DPackedFunc(find(module, "shard_rows", True), session), module["shard_rows"]):
+        halves = session.empty((2, 2, 2), "float32")
+        func(rows, halves)
+        assert halves.numpy(3).tolist() == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert "shard_rows" in module
 
 
 def test_items_of_a_result_are_fetched_and_passed_on(session, tvm_modules, matrix):

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import disco_client
 import disco_client.distributed
 from disco_server.rank import executor
 from disco_server.rank.functions import registry
+from disco_server.rank.tvm_table import INSTEAD, LIBRARIES, REFUSED, SERVED
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from-tvm.md"
 NAME = re.compile(r"`([^`]+)`")
-ELSEWHERE = {"runtime.disco.WorkerProcess", "runtime.disco.RemoteSocketSession"}
-"""Names that are served, but not to sessions."""
+LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
+OF_A_LIBRARY = re.compile(rf"^runtime\.disco\.({'|'.join(LIBRARIES)})\.")
 
 assert executor  # it registers what workers offer
 
@@ -35,7 +37,7 @@ def rows() -> list[tuple[list[str], str]]:
 def exists(name: str) -> bool:
     """Whether a name that the page mentions is one of ours."""
     if name.startswith("runtime.disco."):
-        return name in registry() or name in ELSEWHERE
+        return name in registry()
     first, _, more = name.partition(".")
     for place in (disco_client, disco_client.distributed):
         found: Any = getattr(place, first, None)
@@ -51,8 +53,45 @@ def test_what_is_said_to_be_the_same_exists():
             assert [name for name in theirs if not exists(name)] == []
         if ours.startswith("not here"):
             assert [name for name in theirs if exists(name)] == []
-        named = [name for name in NAME.findall(ours) if name not in ("mpi", "local")]
+        named = [name for name in NAME.findall(ours) if name not in LIBRARIES]
         assert [name for name in named if not exists(name)] == []
+
+
+def of_nccl(names: Iterable[str]) -> set[str]:
+    """The names with a library in them as they are with nccl, which the page has for all."""
+    return {OF_A_LIBRARY.sub("runtime.disco.nccl.", name) for name in names}
+
+
+def test_the_table_of_the_page_is_that_of_the_workers():
+    """Each name of TVM's registry with what becomes of it, and the reason in the same words."""
+    said = {
+        name: LINK.sub(r"\1", ours)
+        for theirs, ours in rows()
+        for name in theirs
+        if name.startswith(("runtime.", "nvshmem."))
+    }
+    served = {name for name, ours in said.items() if ours.startswith("the same")}
+    assert served == of_nccl(SERVED)
+    refused = {name: ours for name, ours in said.items() if ours.startswith("refused")}
+    assert refused == {
+        next(iter(of_nccl([name]))): f"refused: {why}" for name, why in REFUSED.items()
+    }
+    instead = {name: ours for name, ours in said.items() if ours.startswith("not here")}
+    assert instead == {name: f"not here: {why}" for name, why in INSTEAD.items()}
+    assert len(said) == len(served) + len(refused) + len(instead)
+
+
+def test_what_the_workers_table_has_is_registered_or_is_not():
+    """Served and refused names are found, for modules that may call them; others are not."""
+    assert {*SERVED, *REFUSED} - set(registry()) == set()
+    assert set(INSTEAD) & set(registry()) == set()
+    with disco_client.ThreadedSession(1) as session:
+        for name, why in (*REFUSED.items(), *INSTEAD.items()):
+            session.get_global_func(name)()
+            with pytest.raises(disco_client.RemoteError) as raised:
+                session.sync_all()
+            assert name in str(raised.value)
+            assert why.replace("`", "") in str(raised.value)
 
 
 def originals() -> set[str]:
@@ -94,8 +133,8 @@ def test_every_name_of_the_originals_is_in_the_table(find):
     assert find() - names == set()
 
 
-def test_the_program_of_the_page_runs(capfd):
-    """As it is typed, and the two programs differ in two lines."""
+def test_the_programs_of_the_page_run(capfd, tmp_path):
+    """As they are typed; the two differ in two lines, and TVM's runs unchanged by the command."""
     programs = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     before, after = (program for program in programs if "debug_copy_from" in program)
     changed = [
@@ -108,7 +147,11 @@ def test_the_program_of_the_page_runs(capfd):
         ('sess.init_ccl("nccl", 0, 1)', 'sess.init_ccl("mpi", 0, 1)'),
     ]
     subprocess.run([sys.executable, "-c", after], check=True)
-    assert capfd.readouterr().out == "[2. 2. 2. 2.]\n"
+    (tmp_path / "program.py").write_text(before)
+    command = ["-m", "disco_client.tvm", "program.py"]
+    assert f"python {' '.join(command)}" in PAGE.read_text().splitlines()
+    subprocess.run([sys.executable, *command], check=True, cwd=tmp_path)
+    assert capfd.readouterr().out == "[2. 2. 2. 2.]\n" * 2
 
 
 def test_the_entrypoint_of_the_page_runs(tmp_path, monkeypatch):

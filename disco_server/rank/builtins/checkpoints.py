@@ -25,7 +25,14 @@ from disco_client.wire.codec import (
     type_name,
 )
 from disco_client.wire.dlpack import on_host
-from disco_client.wire.values import ArrayPorter, Shape, dtype_from_name, dtype_name, is_array
+from disco_client.wire.values import (
+    ArrayPorter,
+    Shape,
+    dtype_from_name,
+    dtype_name,
+    extents_of,
+    is_array,
+)
 from disco_server.collectives.group import ProcessGroup
 from disco_server.devices.base import Arrays, on_device
 from disco_server.devices.foreign import is_foreign, library_of, native, of_library
@@ -164,7 +171,7 @@ def _checked(save: Any) -> Save:
 
 
 def _entry(row: dict[str, Any]) -> Entry:
-    shape, table = Shape(row["shape"]), row["parts"]
+    shape, table = extents_of(row["shape"]), row["parts"]
     parts = [(worker, read_bounds(table, worker, shape)) for worker in range(len(table))]
     return Entry(
         row["name"],
@@ -257,8 +264,8 @@ def _layout_of(stored: StoredCheckpoint, entry: Entry) -> dict[str, Any]:
     fields = cast("dict[str, Any]", mesh) if isinstance(mesh, dict) else {}
     try:
         return {
-            "mesh": Shape(fields["shape"]),
-            "workers": Shape(fields["workers"]),
+            "mesh": extents_of(fields["shape"]),
+            "workers": extents_of(fields["workers"]),
             "names": [str(name) for name in fields["names"]],
             "placement": str(placement),
         }

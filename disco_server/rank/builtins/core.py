@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,15 @@ from disco_server.modules.base import LoadNotAllowed
 from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import (
     import_allowed,
+    meet_tvm,
     register_func,
     uninterrupted,
     writes_into,
 )
 from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.signals import CALL_ENDS
-from disco_server.rank.worker import Worker, current_worker
+from disco_server.rank.worker import Worker, current_worker, is_worker_thread
+from disco_server.settings import machine_library
 
 if TYPE_CHECKING:
     from disco_server.collectives.group import ProcessGroup
@@ -151,6 +154,8 @@ def import_python_module(name: str) -> None:
     worker = current_worker()
     with noting_failure(worker, "import_python_module", name):
         import_allowed(name, worker.allow_modules)
+    if "tvm_ffi" in sys.modules:
+        meet_tvm()
     worker.audit("module imported", name, "")
 
 
@@ -234,12 +239,17 @@ def interrupt_registers(pairs: Any) -> None:
 def init_ccl(ccl: str, device_ids: Sequence[int] = ()) -> None:
     """Starts a collective library."""
     current_worker().init_ccl(ccl, device_ids)
+    if "tvm_ffi" in sys.modules:
+        meet_tvm()  # which has told TVM another device and library before
 
 
 @register_func("runtime.disco.compiled_ccl")
 def compiled_ccl() -> str:
-    """The name of the collective library that this session uses, or would."""
-    return current_worker().ccl
+    """The name of the collective library that this session uses, or would.
+
+    In a thread that is no worker's, of a program of TVM's, that of the sessions to come.
+    """
+    return current_worker().ccl if is_worker_thread() else machine_library()
 
 
 # Each collective writes into its last argument. Where a call has none, it makes an array for

@@ -14,10 +14,17 @@ from disco_client.wire.arrays import byte_view
 from disco_client.wire.values import Device, Shape, is_array
 from disco_server.modules import loading
 from disco_server.modules.base import FileRefused, LoadedModule
+from disco_server.modules.tvm import ModuleFunctions
 from disco_server.rank.builtins.checkpoints import read_bounds
 from disco_server.rank.builtins.core import noting_failure
 from disco_server.rank.errors import ArgumentRefused, FunctionMissing
-from disco_server.rank.functions import function_of, offer_function, register_func, registry
+from disco_server.rank.functions import (
+    function_of,
+    meet_tvm,
+    offer_function,
+    register_func,
+    registry,
+)
 from disco_server.rank.objects import offer_class
 from disco_server.rank.worker import Worker, current_worker
 from disco_server.storage.files import FileError
@@ -124,7 +131,7 @@ def load_vm_module(path: str, where: Any = None) -> LoadedModule:
     real = worker.loading.check_file(Path(name))
     loading.digest_of(real)  # says what is missing
     worker.audit("module loaded", str(real), "")
-    return loading.load(real, name, device, registry())
+    return _loaded(real, name, device)
 
 
 @register_func("runtime.disco._load_content")
@@ -137,7 +144,14 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
     """
     worker = current_worker()
     device = _own_device(worker, where)
-    return loading.load(content_of(worker, path, digest), path, device, registry())
+    return _loaded(content_of(worker, path, digest), path, device)
+
+
+def _loaded(file: Path, name: str, device: Device) -> LoadedModule:
+    module = loading.load(file, name, device, registry())
+    if isinstance(module.functions, ModuleFunctions):
+        meet_tvm()
+    return module
 
 
 @register_func("runtime.disco._load_source")
@@ -354,26 +368,31 @@ def finish_file(incoming: Incoming | None) -> None:
 
 
 @register_func("ffi.ModuleGetFunction")
-def module_get_function(module: Any, name: str, query: Any = False) -> Any:
+def module_get_function(module: Any, name: str, query_imports: Any = None) -> Any:
     """Finds a function of a module that a register holds.
 
     Args:
         module: The module.
         name: The function's name.
-        query: Whether the answer for a missing one is None instead of an error.
+        query_imports: Whether modules that it imports are searched too, as in TVM; the answer for
+            a missing one is None then. Without this argument they are, and a missing one is an
+            error.
 
     Raises:
-        FunctionMissing: The module has none of that name.
+        FunctionMissing: The module has none of that name, and no third argument was given.
         ModuleNotAllowed: It is not for sessions to use.
     """
     if isinstance(module, LoadedModule):
-        func = module.functions.get(name)
+        imports = query_imports is None or bool(query_imports)
+        functions = module.functions
+        compiled = isinstance(functions, ModuleFunctions)
+        func = functions.find(name, imports=imports) if compiled else functions.get(name)
     else:
         worker = current_worker()
         func = function_of(_module(module), name, worker.allow_modules, worker.allow_functions)
     if callable(func):
         return func
-    if query:
+    if query_imports is not None:
         return None
     what = module.name if isinstance(module, LoadedModule) else module.__name__
     msg = f"module {what!r} has no function {name!r}"

@@ -1,8 +1,8 @@
 """Names by which TVM's C++ code and the modules that it compiles call collectives.
 
 There are three kinds: names with a collective library in them, what TVM's pass for
-allreduce between the GPUs of a machine writes into modules, and NVSHMEM's, which are not
-served.
+allreduce between the GPUs of a machine writes into modules, and those of kernels that write
+into other GPUs' memory, which are not served. `tvm_table` has all of them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,61 @@ from disco_server.collectives.types import ReduceOp, UnavailableError
 from disco_server.modules.tvm_storage import alloc_storage, clear_storage
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import OWN_NAMES, register_func, registry, writes_into
-from disco_server.rank.worker import current_worker
+from disco_server.rank.tvm_table import COLLECTIVES, LIBRARIES, REFUSED
+from disco_server.rank.worker import Worker, current_worker
 
 __all__: list[str] = []
 
-# The library is the session's, whichever of them a name says. The empty one is what TVM's
-# own code asks for where it was compiled without any.
-_LIBRARIES = ("", "nccl", "rccl", "mpi", "local")
-_COLLECTIVES = (
-    *("allreduce", "allgather", "broadcast_from_worker0", "scatter_from_worker0"),
-    *("gather_to_worker0", "recv_from_worker0", "send_to_next_group", "recv_from_prev_group"),
-    *("send_to_worker", "recv_from_worker"),
-)
-
-for _name in _COLLECTIVES:
-    for _library in _LIBRARIES:
+for _name in COLLECTIVES:
+    for _library in LIBRARIES:
         register_func(f"{OWN_NAMES}{_library}.{_name}")(registry()[OWN_NAMES + _name])
+
+
+def sync_worker() -> None:
+    """Waits until this worker's device has done all that was enqueued."""
+    current_worker().place.settle()
+
+
+_GROUPS = 2
+_TESTED = 4
+"""The workers and groups for which the functions are made that TVM's tests call."""
+
+
+def _tested_worker(name: str) -> Worker:
+    worker = current_worker()
+    if (worker.num_workers, worker.num_groups) != (_TESTED, _GROUPS):
+        msg = (
+            f"{name} is made for a session of {_TESTED} workers in {_GROUPS} groups, and this one "
+            f"has {worker.num_workers} in {worker.num_groups}; call "
+            "runtime.disco.send_to_worker and recv_from_worker in others"
+        )
+        raise ArgumentRefused(msg)
+    return worker
+
+
+def test_send_to_next_group_recv_from_prev_group(array: Array) -> None:
+    """Sends an array from the first group to the second, as TVM's tests have it."""
+    worker = _tested_worker("test_send_to_next_group_recv_from_prev_group")
+    first = worker.worker_id < worker.group_size
+    registry()[OWN_NAMES + ("send_to_next_group" if first else "recv_from_prev_group")](array)
+
+
+def test_worker2_sends_to_worker0(array: Array) -> None:
+    """Sends an array from worker 2 to worker 0, as TVM's tests have it."""
+    worker = _tested_worker("test_worker2_sends_to_worker0")
+    if worker.worker_id == _GROUPS:
+        registry()["runtime.disco.send_to_worker"](array, 0)
+    elif worker.worker_id == 0:
+        registry()["runtime.disco.recv_from_worker"](array, 2)
+
+
+for _func in (
+    sync_worker,
+    test_send_to_next_group_recv_from_prev_group,
+    test_worker2_sends_to_worker0,
+):
+    for _library in LIBRARIES:
+        register_func(f"{OWN_NAMES}{_library}.{_func.__name__}")(_func)
 
 
 # Allreduce between the GPUs of a machine -------------------------------------------------
@@ -84,27 +123,16 @@ def ipc_clear() -> None:
     clear_storage()
 
 
-# NVSHMEM ----------------------------------------------------------------------------------
+# What is refused --------------------------------------------------------------------------
 
 
-_NVSHMEM = (
-    *("runtime.disco.nvshmem.init_nvshmem_uid", "runtime.disco.nvshmem.init_nvshmem"),
-    *("runtime.disco.nvshmem.init_nvshmem_wrapper", "runtime.disco.nvshmem.finalize_nvshmem"),
-    *("runtime.disco.nvshmem.empty", "nvshmem.KVTransfer", "nvshmem.KVTransferPageToPage"),
-)
-
-
-def _refusal(name: str) -> Callable[..., NoReturn]:
+def _refusal(name: str, why: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any) -> NoReturn:
-        msg = (
-            f"{name} is not served, as Disco has no NVSHMEM: allocate with session.empty(), and "
-            "move arrays with its collectives or runtime.disco.send_to_worker and "
-            "recv_from_worker, which NCCL carries between GPUs"
-        )
+        msg = f"{name} is not served: {why.replace('`', '')}"
         raise UnavailableError(msg)
 
     return refuse
 
 
-for _name in _NVSHMEM:
-    register_func(_name)(_refusal(_name))
+for _name, _why in REFUSED.items():
+    register_func(_name)(_refusal(_name, _why))

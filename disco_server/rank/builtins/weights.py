@@ -12,7 +12,7 @@ import numpy as np
 
 from disco_client.wire.arrays import empty_array
 from disco_client.wire.values import Shape
-from disco_server.rank.errors import ArgumentRefused, FunctionMissing, ModuleNotAllowed
+from disco_server.rank.errors import ArgumentRefused, ModuleNotAllowed
 from disco_server.rank.functions import register_func, resolve
 from disco_server.rank.worker import Worker, current_worker
 from disco_server.storage.files import (
@@ -102,7 +102,7 @@ def weights_read(
         raise ArgumentRefused(msg)
 
     def part_of(request: Shape) -> tuple[Record, Part | None]:
-        if not request or request[0] >= len(records):
+        if not request or not 0 <= request[0] < len(records):
             msg = f"expected one of {len(records)} tensors, got {request}"
             raise ArgumentRefused(msg)
         record = records[request[0]]
@@ -111,8 +111,8 @@ def weights_read(
         if len(request) == 1:
             return record, None
         axis, *flat = _own_entry(layouts, request[1], worker.worker_id)
-        extent = record.shape[axis] if axis < len(record.shape) else -1
-        if len(flat) % 2 or sorted({*flat}) != flat or any(at > extent for at in flat):
+        extent = record.shape[axis] if 0 <= axis < len(record.shape) else -1
+        if len(flat) % 2 or sorted({*flat}) != flat or any(not 0 <= at <= extent for at in flat):
             msg = f"axis {axis} in pieces {flat} does not fit {record.name!r} {record.shape}"
             raise ArgumentRefused(msg)
         return record, (axis, tuple(zip(flat[::2], flat[1::2], strict=True)))
@@ -249,8 +249,8 @@ class ShardLoader:
 
     def _find_in_module(self, name: str) -> Callable[..., Any] | None:
         try:
-            return resolve("ffi.ModuleGetFunction", ())(self._module, name)
-        except (FunctionMissing, ModuleNotAllowed):
+            return resolve("ffi.ModuleGetFunction", ())(self._module, name, True)
+        except ModuleNotAllowed:
             return None
 
     # Loading ------------------------------------------------------------------------

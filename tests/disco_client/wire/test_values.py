@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from disco_client import ConfigError, Device, DtypeError, Opaque, Shape, cpu, cuda, rocm
-from disco_client.wire.values import as_device, device_of, dtype_from_name, dtype_name
+from disco_client.wire.values import (
+    as_device,
+    checked_dtype,
+    device_of,
+    dtype_from_name,
+    dtype_name,
+    extents_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +108,22 @@ def test_a_shape_is_a_tuple_of_integers_of_any_kind():
     ("dims", "error"),
     [
         *(([2.0], DtypeError), ([True], DtypeError), (["2"], DtypeError)),
-        *(([np.ones(2)], DtypeError), ([-1], ConfigError)),
+        ([np.ones(2)], DtypeError),
     ],
 )
 def test_a_wrong_dimension_is_refused_with_what_came(dims, error):
     """Before anything is sent."""
     with pytest.raises(error, match=re.escape(repr(dims[0]))):
         Shape(dims)
+
+
+def test_a_shape_holds_negative_numbers_and_an_array_refuses_them():
+    """As the original's, which are also lists of parents in a tree; extents are zero or more."""
+    assert list(Shape([-1, 0, 0])) == [-1, 0, 0]
+    assert extents_of([0, 2]) == Shape([0, 2])
+    for refuse in (extents_of, lambda shape: checked_dtype(shape, "int8")):
+        with pytest.raises(ConfigError, match="dimensions of zero or more, got -3"):
+            refuse([2, -3])
 
 
 @pytest.mark.parametrize(

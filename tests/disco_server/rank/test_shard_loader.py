@@ -8,7 +8,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from disco_client import BadArgument, BadFile, FunctionNotFound, Shape, connect
+from disco_client import (
+    BadArgument,
+    BadFile,
+    FunctionNotFound,
+    Shape,
+    ThreadedSession,
+    connect,
+)
 from disco_server.rank.builtins.weights import ShardLoader
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.functions import resolve
@@ -98,6 +105,20 @@ def test_a_parameter_without_functions_is_broadcast(session, tmp_path, info):
         for got in values(function(session, "Load")(loader, Shape([index]))):
             assert np.asarray(got).dtype == tensor.dtype
             assert np.array_equal(got, tensor)
+
+
+def test_a_function_is_found_in_what_a_compiled_module_imports(session, tvm_modules, tmp_path):
+    """As models are compiled whose functions split the parameters."""
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    path, text = write_cache(tmp_path, {"w": rows})
+    pair = {"w": [["shard_rows", [[2, 2, 2], "float32"]]]}
+    with ThreadedSession(2) as two:
+        module = two.load_vm_module(tvm_modules / "importing.so")
+        loader = function(two)(path, text, json.dumps(pair), module)
+        part = function(two, "Load")(loader, Shape([0]))
+        assert [part.numpy(worker).tolist() for worker in range(2)] == rows.reshape(
+            2, 2, 2
+        ).tolist()
 
 
 def test_functions_are_chained(session, tmp_path):
