@@ -140,6 +140,23 @@ def test_fused_tensors_of_blocks_are_cut_by_their_rows(shared, tmp_path, kind):
     assert np.abs(logits_of(shared, checkpoint) - expected).max() < 1e-4 * expected.std()
 
 
+@pytest.mark.parametrize("case", ["qwen3", "phi4", "gemma2", "gemma3"])
+def test_single_tokens_of_blocks_are_those_of_numpy(shared, tmp_path, case):
+    """What is compiled for single rows turns, looks back and bends as the chunks in numpy do."""
+    pytest.importorskip("numba", reason="numba, which compiles it, is not installed")
+    write_folder(tmp_path / "folder", case)
+    kind = GGMLQuantizationType.Q8_0
+    said = SAID_BESIDE.get(case)
+    path = convert(tmp_path / "folder", tmp_path / "model.gguf", said, quantised=kind)
+    checkpoint = open_checkpoint(path)
+    model, blocks = Model(shared, checkpoint, blocks=8, slots=2), [5, 2, 3, 7, 0, 1]
+    assert "numba" in model.computed_by
+    model.logits([Piece(0, 0, IDS[:60], blocks)])
+    found = [model.logits([Piece(0, n, [IDS[n]], blocks)]).numpy()[0] for n in range(60, 80)]
+    expected = Plain(checkpoint).logits(IDS, last=20)
+    assert np.abs(np.array(found) - expected).max() < 1e-4 * expected.std()
+
+
 def test_longrope_serves_as_many_positions_as_its_short_divisors(tmp_path):
     """A longer text would turn the keys of its beginning otherwise, so it is refused."""
     write_folder(tmp_path / "folder", "phi4")
