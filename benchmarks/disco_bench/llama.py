@@ -147,10 +147,11 @@ def _read_prompt(llm: LlmExample, model: Any, prompt: Sequence[int]) -> float:
     piece, block, chunk = llm.model.Piece, llm.model.BLOCK, 64
     blocks = range(-(-len(prompt) // block) + 1)
     began = time.perf_counter()
-    for first in range(0, len(prompt), chunk):
-        some = prompt[first : first + chunk]
-        found = model.step([piece(0, first, some, blocks, first + chunk >= len(prompt))])
-    found.numpy()
+    chunks = [
+        piece(0, first, prompt[first : first + chunk], blocks, first + chunk >= len(prompt))
+        for first in range(0, len(prompt), chunk)
+    ]
+    [model.step([each]) for each in chunks][-1].numpy()
     return time.perf_counter() - began
 
 

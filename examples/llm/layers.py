@@ -174,8 +174,8 @@ class Share:
             slice(max(kv * each, first) - first, min((kv + 1) * each, end) - first)
             for kv in range(first_kv, end_kv)
         ]
-        self.read_by = np.repeat(
-            np.arange(self.kv_heads), [each.stop - each.start for each in self.readers]
+        self.read_by: Array = np.array(
+            [kv for kv, own in enumerate(self.readers) for _ in range(own.start, own.stop)]
         )
         self.is_first = worker == 0
         self.first_token, _ = shares["tokens"][worker]
