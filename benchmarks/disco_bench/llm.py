@@ -57,7 +57,7 @@ def _size(nbytes: int) -> str:
 
 LLM = (
     *(_tokens_spec(kind, workers) for kind in _KINDS for workers in _WORKERS),
-    Spec("llm.plain", "tokens/s, 2 workers, ProcessSession", "1/s", "numpy alone, 2 BLAS threads"),
+    Spec("llm.plain", "tokens/s, 2 workers, ProcessSession", "1/s", "one process, 2 threads"),
     *(Spec(f"llm.token.{part}", f"a token of 2 workers: {part}", "s") for part in _PARTS),
     *(
         Spec(
