@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from llm.choosing import Note
     from llm.config import Checkpoint
-    from llm.layers import Found
+    from llm.steps import Found
     from llm.text import Text
 
 __all__ = [

@@ -201,7 +201,7 @@ class Model:
 
         Returns:
             [pieces that want one], integers: the next tokens, to be fetched; or
-            `llm.layers.Found`, where a sequence asked for it.
+            `llm.steps.Found`, where a sequence asked for it.
         """
         return self._step(*_arrays(pieces))
 
