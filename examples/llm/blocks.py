@@ -1,8 +1,8 @@
 """Matrices whose weights stay in the 4- and 8-bit blocks of a GGUF file, and products with them.
 
 A block (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h) is 32 numbers of a row
-behind their scale, a float16. It becomes ``number * scale + least`` with numbers from 0 on: the
-kinds differ only in what is least.
+behind their scale, a float16. It becomes ``number * scale + least``, with numbers from 0 to 15 of
+four bits and from -128 to 127 of eight: formats of as many bits differ only in what is least.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ LANES = 16
 FORMATS = {"Q4_0": (4, 18), "Q4_1": (4, 20), "Q8_0": (8, 34)}
 """The formats of blocks: the bits of a number, and the bytes of a block."""
 
+_BYTE = 8
 _ROWS = 1024
 _LARGE = 1 << 21
 """Bytes of numbers from which several threads multiply faster than one, all they cost included."""
@@ -91,7 +92,8 @@ class Blocks:
         tile, lane = np.divmod(which, LANES)
         words = self.numbers[tile, :, :, lane]
         shifts = np.arange(0, 32, self.bits, dtype=np.uint32)
-        numbers = (words[..., None] >> shifts) & np.uint32((1 << self.bits) - 1)
+        stored = (words[..., None] >> shifts) & np.uint32((1 << self.bits) - 1)
+        numbers = stored.view(np.int32) - (128 if self.bits == _BYTE else 0)
         scale = self.scale[tile, :, lane].view(np.float16).astype(np.float32)[..., None]
         least = self.least[tile, :, lane].view(np.float16).astype(np.float32)[..., None]
         found = numbers.reshape(*scale.shape[:-1], NUMBERS).astype(np.float32) * scale + least
@@ -161,7 +163,7 @@ def _parts(blocks: Array, form: str) -> tuple[Array, Array, Array]:
     scale = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
     if form == "Q8_0":
         signed = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
-        return scale, scale * np.float16(-128), (signed.astype(np.int16) + 128).astype(np.uint8)
+        return scale, np.zeros_like(scale), (signed.astype(np.int16) + 128).astype(np.uint8)
     if form == "Q4_1":
         least = np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0]
     else:

@@ -24,6 +24,10 @@ __all__ = ["compiled", "multiply_four", "multiply_one"]
 
 STEP = 8
 """Numbers of a row that are read at once."""
+TOGETHER = 8
+"""Blocks whose products are added up before they are added to those before them."""
+BYTE = 8
+"""Bits whose highest one is a number's sign."""
 _OPTIONS: dict[str, Any] = {
     # All that makes sums vectors; infinities and what is not a number stay what they are.
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
@@ -52,11 +56,13 @@ def _wide(bits: Any) -> Any:
 
 @numba.njit(**_OPTIONS)
 def _number(numbers: Any, nibbles: Any, t: Any, b: Any, step: Any, i: Any, lane: Any) -> Any:
-    """Number i of a step, as float32."""
+    """Number i of a step, as float32: from 0 to 15 of four bits, from -128 to 127 of eight."""
     bits = 4 * len(nibbles)
-    each, mask = 32 // bits, np.uint32((1 << bits) - 1)
+    each = 32 // bits
     word = numbers[t, b, step * len(nibbles) + i // each, lane]
-    return np.float32(np.int32((word >> np.uint32(bits * (i % each))) & mask))
+    stored = (word >> np.uint32(bits * (i % each))) & np.uint32((1 << bits) - 1)
+    # The subtraction is exact; of integers, it would be one of 64 bits.
+    return np.float32(np.int32(stored)) - np.float32(128 if bits == BYTE else 0)
 
 
 @numba.njit(**_OPTIONS)
@@ -114,6 +120,7 @@ def multiply_four(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y:
         y: [4, tiles * LANES], float32; gets the products.
     """
     total = np.empty((4, LANES), np.float32)
+    part = np.zeros((4, LANES), np.float32)  # sums of sums lose less than one long sum does
     for t in range(numbers.shape[0]):
         total[:] = np.float32(0)
         for b in range(numbers.shape[1]):
@@ -121,7 +128,7 @@ def multiply_four(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y:
                 k = b * NUMBERS + step * STEP
                 for lane in range(LANES):
                     d, m = _wide(scale[t, b, lane]), _wide(least[t, b, lane])
-                    s = (total[0, lane], total[1, lane], total[2, lane], total[3, lane])
+                    s = (part[0, lane], part[1, lane], part[2, lane], part[3, lane])
                     # Written out: of a loop in a loop the compiler makes no vectors.
                     s = _add(s, _number(numbers, nibbles, t, b, step, 0, lane) * d + m, x, k)
                     s = _add(s, _number(numbers, nibbles, t, b, step, 1, lane) * d + m, x, k + 1)
@@ -131,8 +138,13 @@ def multiply_four(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y:
                     s = _add(s, _number(numbers, nibbles, t, b, step, 5, lane) * d + m, x, k + 5)
                     s = _add(s, _number(numbers, nibbles, t, b, step, 6, lane) * d + m, x, k + 6)
                     s = _add(s, _number(numbers, nibbles, t, b, step, 7, lane) * d + m, x, k + 7)
-                    total[0, lane], total[1, lane] = s[0], s[1]
-                    total[2, lane], total[3, lane] = s[2], s[3]
+                    part[0, lane], part[1, lane] = s[0], s[1]
+                    part[2, lane], part[3, lane] = s[2], s[3]
+            if b % TOGETHER == TOGETHER - 1 or b == numbers.shape[1] - 1:
+                for row in range(4):
+                    for lane in range(LANES):
+                        total[row, lane] += part[row, lane]
+                        part[row, lane] = np.float32(0)
         for row in range(4):
             for lane in range(LANES):
                 y[row, t * LANES + lane] = total[row, lane]
