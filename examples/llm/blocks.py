@@ -126,8 +126,7 @@ class Blocks:
         """Multiplies one row, or several times four of them, by tiles of the matrix."""
         own, nibbles = _kernels(), (0,) * (self.bits // 4)
         if len(rows) == 1:
-            sums = np.add.reduce(rows[0].reshape(-1, NUMBERS), axis=1)
-            own.multiply_one(nibbles, *matrix, rows[0], sums, found[0])
+            own.multiply_one(nibbles, *matrix, rows[0], found[0])
             return
         for row in range(0, len(rows), 4):
             own.multiply_four(nibbles, *matrix, rows[row : row + 4], found[row : row + 4])

@@ -11,7 +11,7 @@ import numpy as np
 
 from llm.kernels import compiled
 
-__all__ = ["attend", "normalize", "silu_times", "turn"]
+__all__ = ["attend", "normalize", "silu_times", "store", "turn"]
 
 
 @compiled
@@ -53,6 +53,23 @@ def turn(x: Any, cos: Any, sin: Any, apart: int) -> Any:
             for rest in range(2 * pairs, x.shape[2]):
                 found[row, head, rest] = x[row, head, rest]
     return found
+
+
+@compiled
+def store(cache: Any, places: Any, keys: Any, values: Any) -> None:
+    """Keeps the keys and values of rows; see `llm.layers.Share`.
+
+    Args:
+        cache: [2, heads, places, head], of a layer.
+        places: [rows], where the cache keeps them.
+        keys: [rows, heads, head].
+        values: Likewise.
+    """
+    for row in range(places.shape[0]):
+        for head in range(keys.shape[1]):
+            for i in range(keys.shape[2]):
+                cache[0, head, places[row], i] = keys[row, head, i]
+                cache[1, head, places[row], i] = values[row, head, i]
 
 
 @compiled

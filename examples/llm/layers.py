@@ -257,12 +257,9 @@ class Share:
         local = layer in self.traits["local"]
         found = affine(self.normalize(x, own["norm"]), own, "query_key_value")
         heads = found.reshape(len(x), -1, self.head)
-        asked = self._turned(heads[:, : self.heads], own, "query", batch, local)
-        keys, values = cache[layer]
-        last = self.heads + self.kv_heads
-        new = self._turned(heads[:, self.heads : last], own, "key", batch, local)
-        keys[:, batch.places] = new.transpose(1, 0, 2)
-        values[:, batch.places] = heads[:, last:].transpose(1, 0, 2)
+        turned = self._turned(heads[:, : self.heads + self.kv_heads], own, batch, local)
+        asked, keys, values = turned[:, : self.heads], *cache[layer]
+        self._store(cache[layer], batch.places, turned[:, self.heads :], heads[:, -self.kv_heads :])
         asked *= np.float32(self.traits["attention_scale"] or self.head**-0.5)
         mixed = np.empty_like(asked)
         if batch.singles is not None:
@@ -291,7 +288,7 @@ class Share:
         window = self.traits["window"] if local else 0
         self.compiled.attend(
             mixed,
-            asked,
+            np.ascontiguousarray(asked),  # for which alone it was compiled
             cache,
             singles.rows,
             singles.tables,
@@ -414,16 +411,24 @@ class Share:
         scale += self.epsilon
         return x / np.sqrt(scale, out=scale) * weight
 
-    def _turned(
-        self, heads: Array, own: dict[str, Any], name: str, batch: Batch, local: bool
-    ) -> Array:
-        """[rows, heads, head]: this worker's heads of queries or of keys, turned."""
+    def _turned(self, heads: Array, own: dict[str, Any], batch: Batch, local: bool) -> Array:
+        """[rows, heads, head]: this worker's heads of queries, then those of keys, turned."""
         if self.traits["head_norms"]:
-            heads = self.normalize(heads, own[f"{name}_norm"])
+            parts = np.split(heads, [self.heads], axis=1)
+            norms = own["query_norm"], own["key_norm"]
+            heads = np.concatenate(list(map(self.normalize, parts, norms)), axis=1)
         angles, turns = self.angles[local], batch.turns[local]
         if self.compiled is not None:
             return self.compiled.turn(heads, *turns, angles.apart)
         return angles.turn(heads, turns)
+
+    def _store(self, cache: Array, places: Array, keys: Array, values: Array) -> None:
+        """Keeps the rows' keys and values, [rows, heads, head], in the cache of a layer."""
+        if self.compiled is not None:
+            self.compiled.store(cache, places, keys, values)
+            return
+        cache[0][:, places] = keys.transpose(1, 0, 2)
+        cache[1][:, places] = values.transpose(1, 0, 2)
 
     def _gated(self, gate: Array, up: Array) -> Array:
         """The feed-forward part's columns, where gates let them pass."""
