@@ -14,6 +14,7 @@ from typing import Any
 import disco_client
 from disco_bench.bench import Bench, variable
 from disco_bench.child import Child, peer_python
+from disco_bench.collectives import CALLS, capture_allreduces
 from disco_bench.llm import LlmExample
 from disco_bench.sampling import alone, alternate
 from disco_bench.table import Limit, Spec, Unavailable
@@ -60,7 +61,7 @@ LLAMA = (
     Spec("llama.memory", "memory of the weights, 1 worker", "B", "the file", Limit("ratio", 1.15)),
     Spec(
         "llama.overhead",
-        "control and sums of a token, 2 workers",
+        "control and sums of a token, 2 workers that compute equally long",
         "s",
         "0.8 ms or 8 % of the token, the larger",
         Limit("ratio", 1.0),
@@ -107,11 +108,7 @@ def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Pa
             held = sum(model.weight_bytes())
             bench.record("llama.memory", alone([held], llm.checkpoint.path.stat().st_size))
         else:
-            llm.decode(model, tokens)
-            times = llm.report.step_times(model.session.flight().ranks)
-            token = times.compute + times.collectives + times.control
-            limit = max(_OVERHEAD_S, _OVERHEAD_SHARE * token)
-            bench.record("llama.overhead", alone([times.collectives + times.control], limit))
+            _record_overhead(bench, llm, model, tokens)
         many = [str(wide), str(workers), str(_STREAMS)]
         with Child(["-m", "disco_bench.llama_peer", *many], python=python) as peer:
             prompts = [[500 + n, *llm.prompt] for n in range(_STREAMS)]
@@ -122,6 +119,20 @@ def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Pa
                 rounds,
             )
             bench.record(f"llama.many.{workers}", pair.measured())
+
+
+def _record_overhead(bench: Bench, llm: LlmExample, model: Any, tokens: int) -> None:
+    """What a token costs besides its arithmetic: its control, and as many sums as it has."""
+    llm.decode(model, tokens)
+    times = llm.report.step_times(model.session.flight().ranks)
+    config = llm.checkpoint.config
+    summed = capture_allreduces(model.session, 4 * config.width, bench.pick(20, 1))
+    share = (2 * config.layers + 1) / CALLS
+    figures = [share * summed() + times.control for _ in range(bench.pick(9, 1))]
+    token = times.compute + times.collectives + times.control
+    limit = max(_OVERHEAD_S, _OVERHEAD_SHARE * token)
+    note = f"with waits for the slower worker {1e3 * (times.collectives + times.control):.2f} ms"
+    bench.record("llama.overhead", alone(figures, limit, note))
 
 
 @contextlib.contextmanager
