@@ -7,18 +7,18 @@ four bits and from -128 to 127 of eight: formats of as many bits differ only in 
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-__all__ = ["FORMATS", "LANES", "NUMBERS", "Blocks", "compiler"]
+from llm.compiling import import_compiled
+
+__all__ = ["FORMATS", "LANES", "NUMBERS", "Blocks"]
 
 Array = np.ndarray[Any, Any]
 
@@ -116,35 +116,22 @@ class Blocks:
 
             def multiply(first: int) -> None:
                 part = slice(first, first + step)
-                columns = slice(first * LANES, (first + step) * LANES)
-                self._multiply(rows, [array[part] for array in matrix], found[:, columns])
+                own = [array[part] for array in matrix]
+                products = np.empty((len(rows), len(own[0]) * LANES), np.float32)
+                self._multiply(rows, own, products)
+                found[:, first * LANES : first * LANES + products.shape[1]] = products
 
             list(_pool(threads).map(multiply, range(0, len(self.numbers), step)))
         return found[:count, : self.shape[1]]
 
     def _multiply(self, rows: Array, matrix: Sequence[Array], found: Array) -> None:
         """Multiplies one row, or several times four of them, by tiles of the matrix."""
-        own, nibbles = _kernels(), (0,) * (self.bits // 4)
+        own, nibbles = import_compiled("kernels"), (0,) * (self.bits // 4)
         if len(rows) == 1:
             own.multiply_one(nibbles, *matrix, rows[0], found[0])
             return
         for row in range(0, len(rows), 4):
             own.multiply_four(nibbles, *matrix, rows[row : row + 4], found[row : row + 4])
-
-
-@cache
-def compiler() -> str:
-    """What compiles the products on this worker, with its release; empty where there is none."""
-    try:
-        return f"numba {importlib.import_module('numba').__version__}"
-    except ImportError:
-        return ""
-
-
-@cache
-def _kernels() -> ModuleType:
-    # Only a worker with blocks needs the compiler.
-    return importlib.import_module("llm.kernels")
 
 
 def _count_threads() -> int:

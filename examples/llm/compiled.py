@@ -14,7 +14,10 @@ from llm.kernels import compiled
 __all__ = ["attend", "normalize", "silu_times", "store", "turn"]
 
 
-@compiled
+@compiled(
+    "float32[:,::1](float32[:,::1], float32[::1], float32)",
+    "float32[:,:,::1](float32[:,:,::1], float32[::1], float32)",
+)
 def normalize(x: Any, weight: Any, epsilon: Any) -> Any:
     """RMS normalisation of contiguous [..., width]; see `llm.layers.Share.normalize`."""
     found = np.empty_like(x)
@@ -30,7 +33,7 @@ def normalize(x: Any, weight: Any, epsilon: Any) -> Any:
     return found
 
 
-@compiled
+@compiled("float32[:,:,::1](float32[:,:,:], float32[:,:,::1], float32[:,:,::1], int64)")
 def turn(x: Any, cos: Any, sin: Any, apart: int) -> Any:
     """Turns pairs of [rows, heads, head]; see `llm.turning.Angles.turn`.
 
@@ -40,7 +43,7 @@ def turn(x: Any, cos: Any, sin: Any, apart: int) -> Any:
         sin: Likewise.
         apart: How far the two numbers of a pair are from each other; 1 for neighbours.
     """
-    found = np.empty_like(x)
+    found = np.empty(x.shape, np.float32)
     pairs = cos.shape[-1]
     step = 2 if apart == 1 else 1
     for row in range(x.shape[0]):
@@ -55,7 +58,7 @@ def turn(x: Any, cos: Any, sin: Any, apart: int) -> Any:
     return found
 
 
-@compiled
+@compiled("void(float32[:,:,:,::1], int64[::1], float32[:,:,:], float32[:,:,:])")
 def store(cache: Any, places: Any, keys: Any, values: Any) -> None:
     """Keeps the keys and values of rows; see `llm.layers.Share`.
 
@@ -72,7 +75,7 @@ def store(cache: Any, places: Any, keys: Any, values: Any) -> None:
                 cache[1, head, places[row], i] = values[row, head, i]
 
 
-@compiled
+@compiled("float32[:,::1](float32[:,:], float32[:,:])")
 def silu_times(gate: Any, up: Any) -> Any:
     """[rows, columns]: up times what SiLU makes of gate."""
     found = np.empty(gate.shape, np.float32)
@@ -83,7 +86,10 @@ def silu_times(gate: Any, up: Any) -> Any:
     return found
 
 
-@compiled
+@compiled(
+    "void(float32[:,:,::1], float32[:,:,::1], float32[:,:,:,::1], int64[::1], int32[:,::1],"
+    " int64[::1], int64[::1], int64, int64, float32)"
+)
 def attend(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, not objects)
     mixed: Any,
     asked: Any,

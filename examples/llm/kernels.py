@@ -36,12 +36,21 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def compiled(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function at its first call, or finds what another process compiled."""
-    try:
-        return numba.njit(cache=True, **_OPTIONS)(func)
-    except RuntimeError:  # there is no folder that this process may write to
-        return numba.njit(**_OPTIONS)(func)
+def compiled(*signatures: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compiles a function for arguments of some types, or finds what another process compiled."""
+
+    def compile_it(func: Callable[..., Any]) -> Callable[..., Any]:
+        try:
+            return numba.njit(list(signatures), cache=True, **_OPTIONS)(func)
+        except RuntimeError:  # there is no folder that this process may write to
+            return numba.njit(list(signatures), **_OPTIONS)(func)
+
+    return compile_it
+
+
+_MATRIX = "uint32[:,:,:,::1], uint16[:,:,::1], uint16[:,:,::1]"
+_OF_BITS = ("UniTuple(int64, 1)", "UniTuple(int64, 2)")
+"""The types of a matrix, and of `nibbles` for four and for eight bits."""
 
 
 @numba.njit(**_OPTIONS)
@@ -96,7 +105,7 @@ def _add(sums: Any, weight: Any, x: Any, k: Any) -> Any:
     )
 
 
-@compiled
+@compiled(*(f"void({bits}, {_MATRIX}, float32[::1], float32[::1])" for bits in _OF_BITS))
 def multiply_one(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y: Any) -> None:
     """Multiplies one row.
 
@@ -130,7 +139,7 @@ def multiply_one(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y: 
             y[t * LANES + lane] = total[lane]
 
 
-@compiled
+@compiled(*(f"void({bits}, {_MATRIX}, float32[:,::1], float32[:,::1])" for bits in _OF_BITS))
 def multiply_four(nibbles: Any, numbers: Any, scale: Any, least: Any, x: Any, y: Any) -> None:
     """Multiplies four rows.
 

@@ -7,7 +7,6 @@ them returns a partial sum of all workers, or a whole that is the same on all of
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import socket
@@ -17,8 +16,9 @@ from typing import Any
 import numpy as np
 
 import disco_server
-from llm.blocks import Blocks, compiler
+from llm.blocks import Blocks
 from llm.choosing import History, Note, choose, note
+from llm.compiling import compiler, import_compiled
 from llm.fused import fuse, join_biases
 from llm.products import affine, matrix, nbytes_of, product
 from llm.steps import Batch, Found, Latest, Sight, SingleRows, Span
@@ -58,7 +58,7 @@ class Share:
         self.activate = _ACTIVATIONS[config["activation"]]
         self.traits: dict[str, Any] = config["traits"]
         # Where the products are compiled, what lies between them is too.
-        self.compiled = importlib.import_module("llm.compiled") if formats else None
+        self.compiled = import_compiled("compiled") if formats else None
         first, end = shares["heads"][worker]
         self.heads = end - first
         each = int(config["heads"]) // int(config["kv_heads"])
@@ -539,7 +539,7 @@ def weight_bytes(share: Share) -> int:
 
 @disco_server.register_func("llm.compiler")
 def find_compiler() -> str:
-    """See `llm.blocks.compiler`."""
+    """See `llm.compiling.compiler`."""
     return compiler()
 
 

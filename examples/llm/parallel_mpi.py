@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from mpi4py import MPI
 
-from llm.blocks import FORMATS, NUMBERS, compiler
+from llm.blocks import FORMATS, NUMBERS
+from llm.compiling import compiler
 from llm.config import ModelError, find_model, open_checkpoint
 from llm.layers import BLOCK, Share
 from llm.plain import read_weights
