@@ -208,7 +208,7 @@ class Share:
         """Rows, each with the number of its sequence, as `SingleRows`."""
         if not single:
             return None
-        rows, sequences = np.array(single, np.int64).T
+        rows, sequences = np.array(single, np.int64).T.copy()
         return SingleRows(rows, np.ascontiguousarray(tables[sequences]), positions[rows])
 
     def follow(
