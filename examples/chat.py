@@ -20,6 +20,7 @@ import json
 import secrets
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,13 @@ from llm.text import TemplateError, Text
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from llm.config import Checkpoint
     from llm.engine import Request
 
 _NAME = "chat"
+_TELL_S = 2.0
 _AT_ONCE = 32
 """How many lines are answered at a time."""
 
@@ -78,7 +80,9 @@ async def _run(options: argparse.Namespace) -> int:
         name=_NAME,
         timeout=options.timeout,
     )
-    async with engine:
+    async with contextlib.AsyncExitStack() as stack:
+        with _telling("starting", silent=options.json):
+            await stack.enter_async_context(engine)
         if not options.json:
             print(f"computing with {engine.computed_by}", file=sys.stderr, flush=True)
         talk = _Talk(engine, text, checkpoint, options, time.perf_counter() - began)
@@ -97,6 +101,25 @@ def _tell_of_start(checkpoint: Checkpoint, workers: int) -> None:
     size = sum(file.stat().st_size for file in files) / 1e6
     each = "one worker loads it" if workers == 1 else f"{workers} workers load a share each"
     print(f"starting {path.name}, {size:.0f} MB: {each} ...", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _telling(what: str, *, silent: bool = False) -> Generator[None]:
+    """Says now and then, on standard error, that something still goes on."""
+    done, began = threading.Event(), time.perf_counter()
+
+    def tell() -> None:
+        while not done.wait(_TELL_S):
+            seconds = time.perf_counter() - began
+            print(f"  {what}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    if not silent:
+        teller.start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 class _Talk:
@@ -191,8 +214,9 @@ class _Talk:
     async def _check(self, request: Request) -> int:
         """Compares with one process's plain forward of prompt and answer; the exit code."""
         tokens = request.prompt + request.found
-        ours = await self._engine.logits(tokens)
-        plain = await asyncio.to_thread(lambda: Plain(self._checkpoint).logits(tokens))
+        with _telling("computing the plain forward"):
+            ours = await self._engine.logits(tokens)
+            plain = await asyncio.to_thread(lambda: Plain(self._checkpoint).logits(tokens))
         worst = float(np.abs(ours - plain).max())
         likeliest = plain[len(request.prompt) - 1 : -1].argmax(axis=1).tolist()
         good = likeliest == request.found and worst < _WORST

@@ -10,7 +10,7 @@ import pytest
 
 import disco_client
 from disco_server.cli.local import LocalCluster
-from llm.engine import Engine
+from llm.engine import Engine, Settings
 from llm.model import Model
 
 LONG = "The lighthouse keeper wrote down the wind, the tide and the names of the ships. " * 120
@@ -85,16 +85,23 @@ def test_the_prompts_are_twenty_and_one_is_long(prompts):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("workers", "compute"),
+    [(1, "numba"), (2, "numba"), (3, "numpy"), (4, "numba"), (5, "numpy")],
+)
 def test_any_number_of_workers_gives_the_plain_forward_s_answers(
-    cluster, checkpoint, text, prompts, judge, expected, workers
+    cluster, checkpoint, text, prompts, judge, expected, workers, compute
 ):
     """The same greedy texts, logits within 2e-4, and the perplexity in four digits."""
+    if compute == "numba":
+        pytest.importorskip("numba", reason="numba is not installed")
     logits, page = expected
 
     async def ask():
         opened = {"address": cluster.address, "num_workers": workers}
-        async with Engine(checkpoint, text.ends, **opened) as engine:
+        settings = Settings(compute=compute)
+        async with Engine(checkpoint, text.ends, settings, **opened) as engine:
+            assert engine.computed_by.startswith(compute)
             requests = [engine.submit(ids, TOKENS) for ids in prompts]
             found = [tuple([token async for token in request]) for request in requests]
             ids = text.encode(PAGE)

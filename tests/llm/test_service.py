@@ -327,6 +327,7 @@ def test_a_client_that_leaves_frees_its_blocks(server, eventually):
     eventually(lambda: server.metric("running") == 0)
     assert server.metric("cache_blocks_used") == 0
     assert server.metric("cache_blocks") > 0
+    assert server.metric('compute{by="numpy, on float32"}') == 1
     assert server.metric('requests_total{outcome="cancelled"}') == before + 2
 
 
