@@ -22,7 +22,13 @@ from disco_client.distributed.placement import (
 )
 from disco_client.errors import ConfigError, WeightsMismatch
 from disco_client.telemetry.spans import spanned
-from disco_client.wire.values import Shape, dtype_from_name, dtype_name, is_floating
+from disco_client.wire.values import (
+    Shape,
+    dtype_from_name,
+    dtype_name,
+    extents_of,
+    is_floating,
+)
 
 if TYPE_CHECKING:
     import os
@@ -203,7 +209,7 @@ def read_expected(expect: object) -> Expected | None:
             msg = f"expected the name of a tensor, got {name!r}"
             raise ConfigError(msg)
         try:
-            read[name] = None if shape is None else Shape(shape)
+            read[name] = None if shape is None else extents_of(shape)
         except (TypeError, ValueError) as error:
             msg = f"expect[{name!r}]: {error}"
             raise ConfigError(msg) from None

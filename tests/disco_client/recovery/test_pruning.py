@@ -196,7 +196,8 @@ def test_segments_skip_what_is_left_out(client):
 
 
 LEAVES_NOTHING = re.compile(
-    r"(local\.|mpi\.|nccl\.|rccl\.)?(send_to|recv_from)_\w+|barrier|cuda_ipc\.\w+"
+    r"(local\.|mpi\.|nccl\.|rccl\.)?((send_to|recv_from|test)_\w+|sync_worker)"
+    r"|barrier|cuda_ipc\.\w+"
     r"|_(save|snapshot)_\w+|_(load|weights)_check|_(interrupt|poison)_registers|_dt_assign"
     r"|_(un)?publish"
 )
