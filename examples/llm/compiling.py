@@ -53,8 +53,9 @@ def _import(name: str) -> ModuleType:
     with (folder / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         for each in _MODULES[: _MODULES.index(name) + 1]:
-            module = sys.modules.get(f"llm.{each}") or _import_copy(each, folder / f"{each}.py")
-    return module
+            if f"llm.{each}" not in sys.modules:
+                _import_copy(each, folder / f"{each}.py")
+    return sys.modules[f"llm.{name}"]
 
 
 def _cache_folder() -> Path:
@@ -79,7 +80,7 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _import_copy(name: str, file: Path) -> ModuleType:
+def _import_copy(name: str, file: Path) -> None:
     full = f"llm.{name}"
     spec = importlib.util.spec_from_file_location(full, file)
     assert spec is not None and spec.loader is not None  # noqa: PT018, S101  (it ends in .py)
@@ -91,4 +92,3 @@ def _import_copy(name: str, file: Path) -> ModuleType:
         with contextlib.suppress(KeyError):
             del sys.modules[full]
         raise
-    return module
