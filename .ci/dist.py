@@ -323,7 +323,7 @@ def demonstrate(
     (sources,) = folder.glob("disco_runtime-*")
     for package in PACKAGES:  # so that only what is installed can be imported
         shutil.rmtree(sources / package)
-    (server / ".stamp").touch()  # it has what the target needs
+    (server / ".stamp-demo").touch()  # it has what the target needs
     said = run("make", "demo", f"VENV={server}", cwd=sources)
     checks.expect(
         re.search(r"^check\s+passed", said, re.MULTILINE),
