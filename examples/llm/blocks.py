@@ -136,7 +136,9 @@ class Blocks:
 
 def _count_threads() -> int:
     """How many cores this worker has for its products, as numerical libraries are told."""
-    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    # A list is for nested threads, of which there are none.
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(int(told), 1) if told.isdecimal() else len(os.sched_getaffinity(0))
 
 
 @cache

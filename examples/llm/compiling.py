@@ -7,7 +7,6 @@ user's cache (``XDG_CACHE_HOME``, else ``~/.cache``), in a folder for this very 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -89,6 +88,5 @@ def _import_copy(name: str, file: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        with contextlib.suppress(KeyError):
-            del sys.modules[full]
+        sys.modules.pop(full, None)
         raise

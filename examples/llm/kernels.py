@@ -42,7 +42,7 @@ def compiled(*signatures: str) -> Callable[[Callable[..., Any]], Callable[..., A
     def compile_it(func: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return numba.njit(list(signatures), cache=True, **_OPTIONS)(func)
-        except RuntimeError:  # there is no folder that this process may write to
+        except (OSError, RuntimeError):  # a full disk, or no folder that this process may write to
             return numba.njit(list(signatures), **_OPTIONS)(func)
 
     return compile_it

@@ -45,6 +45,21 @@ def test_one_of_two_processes_compiles(tmp_path):
     assert all(each[2].startswith(str(tmp_path)) for each in found)
 
 
+def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path):
+    """What cannot be kept is compiled all the same."""
+    cache = str(tmp_path)
+    words_of(
+        start(
+            "from llm.compiling import import_compiled as i; i('kernels')",
+            XDG_CACHE_HOME=cache,
+            NUMBA_DISABLE_JIT="1",
+        )
+    )
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    misses, hits, file = words_of(start(full + COUNT, XDG_CACHE_HOME=cache))
+    assert (hits, file.startswith(cache)) == ("0", True), misses
+
+
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     """Then the modules are imported from where they are."""
     (tmp_path / "file").touch()
