@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import disco_client
+from disco_bench import worker_functions
 from disco_bench.bench import Bench, variable
 from disco_bench.child import Child, peer_python
 from disco_bench.collectives import CALLS, capture_allreduces
@@ -25,6 +26,8 @@ _LIMIT_S = 300.0
 _PEER = "llama.cpp, {} thread{}, the same file"
 _STREAMS = 16
 _PROMPT = 512
+_READ = 1 << 28
+"""Bytes of an array that no cache holds."""
 _OVERHEAD_S, _OVERHEAD_SHARE = 0.8e-3, 0.08
 
 
@@ -60,17 +63,30 @@ LLAMA = (
     *_specs(2),
     Spec("llama.memory", "memory of the weights, 1 worker", "B", "the file", Limit("ratio", 1.15)),
     Spec(
-        "llama.overhead",
-        "control and sums of a token, 2 workers that compute equally long",
-        "s",
-        "0.8 ms or 8 % of the token, the larger",
-        Limit("ratio", 1.0),
+        "llama.reading",
+        "weights that are read in a second, one stream, 1 worker",
+        "B/s",
+        "reading memory with one core",
+        Limit("ratio", must=0.25, aim=0.5, least=True),
+    ),
+    *(
+        Spec(
+            f"llama.overhead.{kind}",
+            f"control and sums of a token, 2 workers that compute equally long, {where}",
+            "s",
+            "0.8 ms or 8 % of the token, the larger",
+            limit,
+        )
+        for kind, where, limit in (
+            ("process", "ProcessSession", Limit("ratio", 1.0)),
+            ("cluster", "2 daemons", None),
+        )
     ),
 )
 
 
 def measure_llama(bench: Bench) -> None:
-    """Measures the example's model on ProcessSessions, beside llama.cpp.
+    """Measures the example's model, beside llama.cpp.
 
     Raises:
         Unavailable: The example's model or llama.cpp is not installed.
@@ -82,6 +98,8 @@ def measure_llama(bench: Bench) -> None:
         _write_wide(llm.checkpoint.path, wide)
         for workers in (1, 2):
             _measure(bench, llm, workers, python, wide)
+    with bench.session(2) as session:
+        _record_overhead(bench, llm, _load(llm, session), "cluster")
 
 
 def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Path) -> None:
@@ -107,8 +125,9 @@ def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Pa
         if workers == 1:
             held = sum(model.weight_bytes())
             bench.record("llama.memory", alone([held], llm.checkpoint.path.stat().st_size))
+            _record_reading(bench, llm, model, held)
         else:
-            _record_overhead(bench, llm, model, tokens)
+            _record_overhead(bench, llm, model, "process")
         many = [str(wide), str(workers), str(_STREAMS)]
         with Child(["-m", "disco_bench.llama_peer", *many], python=python) as peer:
             prompts = [[500 + n, *llm.prompt] for n in range(_STREAMS)]
@@ -121,9 +140,23 @@ def _measure(bench: Bench, llm: LlmExample, workers: int, python: Path, wide: Pa
             bench.record(f"llama.many.{workers}", pair.measured())
 
 
-def _record_overhead(bench: Bench, llm: LlmExample, model: Any, tokens: int) -> None:
+def _record_reading(bench: Bench, llm: LlmExample, model: Any, held: int) -> None:
+    """How fast one stream reads the weights, all of them for each token."""
+    rounds, tokens = bench.pick((5, 64), (1, 2))
+    model.session.import_python_module(worker_functions.__name__)
+    read = model.session.get_global_func("bench.read_array")
+    pair = alternate(
+        lambda: held / llm.decode(model, tokens),
+        lambda: bench.pick(_READ, _READ >> 8) / read(bench.pick(_READ, _READ >> 8)).numpy(),
+        rounds,
+    )
+    bench.record("llama.reading", pair.measured())
+
+
+def _record_overhead(bench: Bench, llm: LlmExample, model: Any, kind: str) -> None:
     """What a token costs besides its arithmetic: its control, and as many sums as it has."""
-    llm.decode(model, tokens)
+    # So many that the flight recorders have nothing but steps of this very answer.
+    llm.decode(model, bench.pick(128, 2))
     times = llm.report.step_times(model.session.flight().ranks)
     config = llm.checkpoint.config
     summed = capture_allreduces(model.session, 4 * config.width, bench.pick(20, 1))
@@ -132,7 +165,7 @@ def _record_overhead(bench: Bench, llm: LlmExample, model: Any, tokens: int) -> 
     token = times.compute + times.collectives + times.control
     limit = max(_OVERHEAD_S, _OVERHEAD_SHARE * token)
     note = f"with waits for the slower worker {1e3 * (times.collectives + times.control):.2f} ms"
-    bench.record("llama.overhead", alone(figures, limit, note))
+    bench.record(f"llama.overhead.{kind}", alone(figures, limit, note))
 
 
 @contextlib.contextmanager
@@ -143,10 +176,12 @@ def _model(llm: LlmExample, workers: int) -> Generator[Any]:
         variable("OMP_NUM_THREADS", "1"),
         disco_client.ProcessSession(workers) as session,
     ):
-        blocks = 16 * _STREAMS
-        yield llm.model.Model(
-            session, llm.checkpoint, blocks=blocks, slots=_STREAMS, progress=False
-        )
+        yield _load(llm, session)
+
+
+def _load(llm: LlmExample, session: disco_client.Session) -> Any:
+    blocks = 16 * _STREAMS
+    return llm.model.Model(session, llm.checkpoint, blocks=blocks, slots=_STREAMS, progress=False)
 
 
 def _ask(peer: Child, question: dict[str, Any]) -> dict[str, float]:

@@ -11,7 +11,15 @@ import numpy as np
 import disco_server
 from disco_bench.array_cases import jacobi_step
 
-__all__ = ["noop", "print_for", "raw_allreduces", "sleep_on", "spin_for", "time_collective"]
+__all__ = [
+    "noop",
+    "print_for",
+    "raw_allreduces",
+    "read_array",
+    "sleep_on",
+    "spin_for",
+    "time_collective",
+]
 
 
 disco_server.register_func("bench.jacobi_step")(jacobi_step)
@@ -103,6 +111,14 @@ def raw_allreduces(nbytes: int, calls: int, rounds: int) -> float:
     return calls * _time_calls(
         lambda: comm.Allreduce(MPI.IN_PLACE, data), calls * rounds, comm.Barrier
     )
+
+
+@disco_server.register_func("bench.read_array")
+def read_array(nbytes: int) -> float:
+    """Returns how many seconds one thread takes at best to read an array from memory."""
+    array = np.ones(nbytes // 4, np.float32)
+    # A product with itself, which reads as fast as anything that numpy has.
+    return min(_time_calls(lambda: array @ array, 1, lambda: None) for _ in range(5))
 
 
 def _time_calls(call: Callable[[], object], calls: int, barrier: Callable[[], object]) -> float:

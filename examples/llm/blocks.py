@@ -101,11 +101,7 @@ class Blocks:
 
     def product(self, rows: Array) -> Array:
         """[rows, out], float32: rows times the matrix."""
-        count = len(rows)
         rows = np.ascontiguousarray(rows, np.float32)
-        fours = count // 4 * 4 if count > 1 else 0
-        if fours < count and count > 1:  # the last ones have others beside them
-            rows = np.concatenate([rows, np.zeros((fours + 4 - count, rows.shape[1]), np.float32)])
         found = np.empty((len(rows), len(self.numbers) * LANES), np.float32)
         matrix = self.numbers, self.scale, self.least
         threads = 1 if self.numbers.nbytes < _LARGE else _count_threads()
@@ -122,16 +118,10 @@ class Blocks:
                 found[:, first * LANES : first * LANES + products.shape[1]] = products
 
             list(_pool(threads).map(multiply, range(0, len(self.numbers), step)))
-        return found[:count, : self.shape[1]]
+        return found[:, : self.shape[1]]
 
     def _multiply(self, rows: Array, matrix: Sequence[Array], found: Array) -> None:
-        """Multiplies one row, or several times four of them, by tiles of the matrix."""
-        own, nibbles = import_compiled("kernels"), (0,) * (self.bits // 4)
-        if len(rows) == 1:
-            own.multiply_one(nibbles, *matrix, rows[0], found[0])
-            return
-        for row in range(0, len(rows), 4):
-            own.multiply_four(nibbles, *matrix, rows[row : row + 4], found[row : row + 4])
+        import_compiled("kernels").multiply((0,) * (self.bits // 4), *matrix, rows, found)
 
 
 def _count_threads() -> int:

@@ -19,7 +19,7 @@ from types import ModuleType
 
 __all__ = ["compiler", "import_compiled"]
 
-_MODULES = ("kernels", "compiled")
+_MODULES = ("vectors", "kernels", "compiled")
 """In the order in which they import each other."""
 _HERE = Path(__file__).parent
 _lock = threading.Lock()
@@ -35,7 +35,7 @@ def compiler() -> str:
 
 
 def import_compiled(name: str) -> ModuleType:
-    """Imports ``kernels`` or ``compiled``; the first time on a machine this takes seconds.
+    """Imports one of `_MODULES`; the first time on a machine this takes seconds.
 
     Other processes that need them meanwhile wait, and find what was compiled.
     """

@@ -1,0 +1,96 @@
+"""Instructions for `LANES` numbers at once, in the language of LLVM, which numba compiles with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from llm.blocks import LANES
+
+__all__ = ["FLOATS", "HALVES", "WORDS", "Vectors", "index", "lanes"]
+
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+WORDS = ir.VectorType(ir.IntType(32), LANES)
+HALVES = ir.VectorType(ir.IntType(16), LANES)
+
+_FRACTION = 23
+"""Bits of a float32 behind its exponent."""
+_ONE = 0x3F800000
+"""The bits of 1 as a float32."""
+
+
+def index(value: int) -> Any:
+    """An integer that says where in an array."""
+    return ir.Constant(ir.IntType(64), value)
+
+
+def lanes(value: float, kind: Any) -> Any:
+    """A constant, in all lanes."""
+    return ir.Constant(kind, [value] * LANES)
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Writes instructions.
+
+    Attributes:
+        build: llvmlite's builder, at the place where they are written.
+    """
+
+    build: Any
+
+    def load(self, data: Any, at: Any, kind: Any) -> Any:
+        """The numbers of an array from its number ``at`` on."""
+        place = self.build.bitcast(self.build.gep(data, [at]), kind.as_pointer())
+        return self.build.load(place, align=2 if kind is HALVES else 4)
+
+    def store(self, numbers: Any, data: Any, at: Any) -> None:
+        """Writes float32 into an array from its number ``at`` on."""
+        place = self.build.bitcast(self.build.gep(data, [at]), FLOATS.as_pointer())
+        self.build.store(numbers, place, align=4)
+
+    def prefetch(self, data: Any, at: Any) -> None:
+        """Asks for an array's numbers around its number ``at``, which need not be one of them."""
+        build, number = self.build, ir.IntType(32)
+        place = build.bitcast(build.gep(data, [at]), ir.IntType(8).as_pointer())
+        signature = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        fetch = build.module.declare_intrinsic("llvm.prefetch", [place.type], signature)
+        kind = [ir.Constant(number, each) for each in (0, 3, 1)]  # to read, and to keep
+        build.call(fetch, [place, *kind])
+
+    def repeat(self, data: Any, at: Any) -> Any:
+        """An array's float32 ``at``, in all lanes."""
+        build, none = self.build, ir.Constant(FLOATS, ir.Undefined)
+        one = build.insert_element(none, build.load(build.gep(data, [at])), index(0))
+        return build.shuffle_vector(one, none, lanes(0, WORDS))
+
+    def add_product(self, total: Any, a: Any, b: Any) -> Any:
+        """total + a * b, rounded once."""
+        kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+        name = f"llvm.fma.v{LANES}f32"
+        fma = cgutils.get_or_insert_function(self.build.module, kind, name)
+        return self.build.call(fma, [a, b, total])
+
+    def widen(self, halves: Any) -> Any:
+        """The float32 of finite float16, given as their bits."""
+        build = self.build
+        bits = build.zext(halves, WORDS)
+        magnitude = build.shl(build.and_(bits, lanes(0x7FFF, WORDS)), lanes(13, WORDS))
+        sign = build.shl(build.and_(bits, lanes(0x8000, WORDS)), lanes(16, WORDS))
+        # The exponents differ by 112, and subnormal numbers come out right as well.
+        narrow = build.bitcast(build.or_(magnitude, sign), FLOATS)
+        return build.fmul(narrow, lanes(2.0**112, FLOATS))
+
+    def fraction(self, words: Any, bits: int, i: int) -> Any:
+        """1 + number / 2**bits, of number i of some bits in each word.
+
+        The number becomes the highest bits of a float32's fraction, which needs no conversion.
+        """
+        build, left = self.build, _FRACTION - bits - bits * i
+        shift = build.shl if left > 0 else build.lshr
+        mask = ((1 << bits) - 1) << (_FRACTION - bits)
+        number = build.and_(shift(words, lanes(abs(left), WORDS)), lanes(mask, WORDS))
+        return build.bitcast(build.or_(number, lanes(_ONE, WORDS)), FLOATS)
