@@ -1,8 +1,8 @@
 """Products with matrices in blocks of 4 or 8 bits, compiled by numba.
 
 The same products in numpy would first widen each matrix to float32, which takes eight times the
-memory. The innermost loop is written with `llm.vectors`: of Python's words for it, the compiler
-makes a third as many products in a second for four rows, and three quarters for one.
+memory. The innermost loop is written with `llm.vectors`: from one in Python the compiler makes code
+that multiplies two thirds as many numbers in a second for one row, and two fifths for four.
 
 Matrices are given as ``numbers`` [tiles, blocks, bits, LANES], unsigned integers of 32 bits with
 the numbers of a row one behind the other from the lowest bits on; ``scale`` and ``least`` [tiles,
@@ -12,19 +12,21 @@ whose length, known when a function is compiled, says how many times four bits a
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from llm.blocks import LANES, NUMBERS
 from llm.vectors import FLOATS, HALVES, WORDS, Vectors, index, lanes
 
 __all__ = ["compiled", "multiply"]
+
+cgutils: Any = importlib.import_module("numba.core.cgutils")  # which says nothing of its types
 
 BYTE = 8
 """Bits whose highest one is a number's sign."""
@@ -66,7 +68,7 @@ def _multiply_tile(rows: int) -> Any:
 
     @intrinsic
     def product(  # noqa: PLR0913, PLR0917  (a compiled function takes arrays, not objects)
-        typing: Any,
+        _typing: Any,
         nibbles: Any,
         numbers: Any,
         scale: Any,
@@ -91,6 +93,7 @@ def _multiply_tile(rows: int) -> Any:
 
 
 def _write_tile(build: Any, bits: int, rows: int, arrays: Any, tile: Any, row: Any) -> None:
+    """Writes the loop over the blocks of a tile, and what it leaves in y."""
     numbers, scale, least, x, y, sums = arrays
     vectors = Vectors(build)
     blocks, depth, width = (cgutils.unpack_tuple(build, of.shape)[1] for of in (numbers, x, y))
@@ -106,36 +109,34 @@ def _write_tile(build: Any, bits: int, rows: int, arrays: Any, tile: Any, row: A
         block = build.mul(block, index(LANES))
         d = vectors.widen(vectors.load(scale.data, block, HALVES))
         m = vectors.widen(vectors.load(least.data, block, HALVES))
-        # A weight is d * (fraction - 1) * 2**bits + m.
-        large = build.fmul(d, lanes(2.0**bits, FLOATS))
-        m = build.fsub(m, large)
         if bits == BYTE:
             m = build.fsub(m, build.fmul(d, lanes(128.0, FLOATS)))
         for r in range(rows):
             of_row = vectors.repeat(sums.data, build.add(build.mul(which[r], blocks), loop.index))
             total = vectors.add_product(build.load(totals[r]), m, of_row)
-            build.store(vectors.add_product(total, large, found[r]), totals[r])
+            build.store(vectors.add_product(total, d, found[r]), totals[r])
     for r in range(rows):
         first = build.add(build.mul(which[r], width), build.mul(tile, index(LANES)))
         vectors.store(build.load(totals[r]), y.data, first)
 
 
-def _write_block(  # noqa: PLR0913, PLR0917  (where the two arrays lie, and where in them)
+def _write_block(
     vectors: Vectors, bits: int, numbers: Any, words: Any, x: Any, columns: list[Any]
 ) -> list[Any]:
-    """The sums of a block's fractions times the numbers of each row of x."""
+    """The sums of a block's numbers times those of each row of x."""
     build, each = vectors.build, 32 // bits
     sums = [[lanes(0, FLOATS)] * SUMS[len(columns)] for _ in columns]
+    read: Any = None
     for k in range(NUMBERS):
         if k % each == 0:
             first = k // each * LANES
             vectors.prefetch(numbers, build.add(words, index(first + AHEAD)))
             read = vectors.load(numbers, build.add(words, index(first)), WORDS)
-        fraction = vectors.fraction(read, bits, k % each)
+        number = vectors.number(read, bits, k % each)
         for own, column in zip(sums, columns, strict=True):
             i = k % len(own)
             own[i] = vectors.add_product(
-                own[i], fraction, vectors.repeat(x, build.add(column, index(k)))
+                own[i], number, vectors.repeat(x, build.add(column, index(k)))
             )
     for own in sums:
         while len(own) > 1:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
-
-from llvmlite import ir
-from numba.core import cgutils
 
 from llm.blocks import LANES
 
 __all__ = ["FLOATS", "HALVES", "WORDS", "Vectors", "index", "lanes"]
 
+ir: Any = importlib.import_module("llvmlite.ir")  # which says nothing of its types
+_cgutils: Any = importlib.import_module("numba.core.cgutils")
+
 FLOATS = ir.VectorType(ir.FloatType(), LANES)
 WORDS = ir.VectorType(ir.IntType(32), LANES)
 HALVES = ir.VectorType(ir.IntType(16), LANES)
-
-_FRACTION = 23
-"""Bits of a float32 behind its exponent."""
-_ONE = 0x3F800000
-"""The bits of 1 as a float32."""
 
 
 def index(value: int) -> Any:
@@ -68,11 +64,11 @@ class Vectors:
         return build.shuffle_vector(one, none, lanes(0, WORDS))
 
     def add_product(self, total: Any, a: Any, b: Any) -> Any:
-        """total + a * b, rounded once."""
+        """Total + a * b, in one instruction where the processor has it."""
         kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
-        name = f"llvm.fma.v{LANES}f32"
-        fma = cgutils.get_or_insert_function(self.build.module, kind, name)
-        return self.build.call(fma, [a, b, total])
+        name = f"llvm.fmuladd.v{LANES}f32"
+        add = _cgutils.get_or_insert_function(self.build.module, kind, name)
+        return self.build.call(add, [a, b, total])
 
     def widen(self, halves: Any) -> Any:
         """The float32 of finite float16, given as their bits."""
@@ -84,13 +80,8 @@ class Vectors:
         narrow = build.bitcast(build.or_(magnitude, sign), FLOATS)
         return build.fmul(narrow, lanes(2.0**112, FLOATS))
 
-    def fraction(self, words: Any, bits: int, i: int) -> Any:
-        """1 + number / 2**bits, of number i of some bits in each word.
-
-        The number becomes the highest bits of a float32's fraction, which needs no conversion.
-        """
-        build, left = self.build, _FRACTION - bits - bits * i
-        shift = build.shl if left > 0 else build.lshr
-        mask = ((1 << bits) - 1) << (_FRACTION - bits)
-        number = build.and_(shift(words, lanes(abs(left), WORDS)), lanes(mask, WORDS))
-        return build.bitcast(build.or_(number, lanes(_ONE, WORDS)), FLOATS)
+    def number(self, words: Any, bits: int, i: int) -> Any:
+        """Number i of some bits in each word, without a sign, as float32."""
+        build = self.build
+        shifted = build.lshr(words, lanes(bits * i, WORDS))
+        return build.sitofp(build.and_(shifted, lanes((1 << bits) - 1, WORDS)), FLOATS)

@@ -14,7 +14,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 COUNT = """
 from llm.compiling import import_compiled
 kernels = import_compiled("kernels")
-stats = kernels.multiply_one.stats
+stats = kernels.multiply.stats
 print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()), kernels.__file__)
 """
 
@@ -63,7 +63,7 @@ def test_a_full_disk_keeps_nothing_and_ends_nothing(tmp_path):
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     """Then the modules are imported from where they are."""
     (tmp_path / "file").touch()
-    program = COUNT.replace("stats = kernels.multiply_one.stats", "").replace(
+    program = COUNT.replace("stats = kernels.multiply.stats", "").replace(
         "print(sum(stats.cache_misses.values()), sum(stats.cache_hits.values()), ", "print("
     )
     # Nothing is compiled, which takes seconds.
