@@ -221,6 +221,10 @@ image-test: $(VENV)/.stamp ## build the image, and run a cluster and the example
 dist: $(DIST_VENV)/.stamp ## build a release, check it, and try it with every Python that is found
 	$(DIST_VENV)/bin/python .ci/dist.py $(MODELS)
 
+.PHONY: release
+release: $(DIST_VENV)/.stamp ## make dist, then what an upload needs besides, and an installation by name
+	$(DIST_VENV)/bin/python .ci/release.py $(MODELS)
+
 $(DIST_VENV)/.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 up was found; give one as PYTHON=..." >&2; exit 1; }
 	test -x $(DIST_VENV)/bin/python || $(PYTHON) -m venv $(DIST_VENV)

@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -88,22 +88,15 @@ class Checks:
 
 def main(models: list[str]) -> int:
     """Builds and tries it, and returns the exit code."""
+    return counted(lambda checks: built_and_tried(checks, models))
+
+
+def counted(steps: Callable[[Checks], object]) -> int:
+    """Runs checks until one fails, says how many there were, and returns the exit code."""
     started = time.monotonic()
     checks = Checks()
     try:
-        source, wheel = build()
-        checks.expect(True, f"{source.name} {megabytes(source)}, {wheel.name} {megabytes(wheel)}")
-        check_as_index(checks, source, wheel)
-        check_contents(checks, source, wheel)
-        check_metadata(checks, wheel)
-        found = dict(interpreters())
-        checks.expect(found, f"found with their venv module: Python {', '.join(found)}")
-        for version in VERSIONS:
-            if version not in found:
-                print(f"dist: Python {version} is not found here, so it was not tried")
-        for version, python in found.items():
-            with tempfile.TemporaryDirectory() as folder:
-                try_installed(checks, version, python, Path(folder), source, wheel, models)
+        steps(checks)
     except Failed as error:
         print(f"dist: FAILED: {error}")
         print(f"{checks.count} passed, 1 failed in {time.monotonic() - started:.1f}s")
@@ -112,7 +105,30 @@ def main(models: list[str]) -> int:
     return 0
 
 
-def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
+def built_and_tried(checks: Checks, models: list[str]) -> tuple[Path, Path]:
+    """Builds and tries it; returns the packed sources and the wheel."""
+    source, wheel = build()
+    checks.expect(True, f"{source.name} {megabytes(source)}, {wheel.name} {megabytes(wheel)}")
+    check_as_index(checks, source, wheel)
+    check_contents(checks, source, wheel)
+    check_metadata(checks, wheel)
+    found = dict(interpreters())
+    checks.expect(found, f"found with their venv module: Python {', '.join(found)}")
+    for version in VERSIONS:
+        if version not in found:
+            print(f"dist: Python {version} is not found here, so it was not tried")
+    for version, python in found.items():
+        with tempfile.TemporaryDirectory() as folder:
+            try_installed(checks, version, python, Path(folder), source, wheel, models)
+    return source, wheel
+
+
+def run(
+    *command: str | Path,
+    cwd: Path | None = None,
+    status: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> str:
     """Runs a command outside of the checkout, as somebody who has none; returns what it says."""
     known = {
         name: value
@@ -126,7 +142,7 @@ def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd or tempfile.gettempdir(),
-        env=known,
+        env=known | dict(variables or {}),
         check=False,
     )
     if done.returncode != status:
@@ -159,7 +175,7 @@ def megabytes(file: Path) -> str:
 def check_as_index(checks: Checks, source: Path, wheel: Path) -> None:
     """Lets the tools look that know what an index refuses, and what wheels get wrong."""
     said = run(sys.executable, "-m", "twine", "check", "--strict", source, wheel)
-    checks.expect(said.count("PASSED") == 2, "twine takes both, and their README renders", said)  # noqa: PLR2004
+    checks.expect(said.count("PASSED") == 2, "twine takes both", said)  # noqa: PLR2004
     tool = Path(sys.executable).with_name("check-wheel-contents")
     # Two packages is what it has: the thin client, and the server beside it.
     run(tool, "--toplevel", ",".join(PACKAGES), wheel)
@@ -188,11 +204,17 @@ def check_contents(checks: Checks, source: Path, wheel: Path) -> None:
     checks.expect(not strange, f"the sources are {len(names)} files of the tree", strange)
 
 
-def check_metadata(checks: Checks, wheel: Path) -> None:
-    """Looks at what the wheel says of itself."""
+def metadata_of(wheel: Path) -> bytes:
+    """What a wheel says of itself."""
     with zipfile.ZipFile(wheel) as packed:
         (file,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
-        about = email.message_from_bytes(packed.read(file))
+        return packed.read(file)
+
+
+def check_metadata(checks: Checks, wheel: Path) -> None:
+    """Looks at what the wheel says of itself."""
+    about = email.message_from_bytes(metadata_of(wheel))
+    with zipfile.ZipFile(wheel) as packed:
         licences = [name for name in packed.namelist() if "/licenses/" in name]
         licence = packed.read(licences[0]).decode() if licences else ""
     checks.expect(

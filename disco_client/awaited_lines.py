@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
+from disco_client.core import core_of
+from disco_client.errors import DiscoError
 from disco_client.output import PrintedLines
 from disco_client.reentry import Event
 from disco_client.waiting import Deadline
 
 if TYPE_CHECKING:
     from disco_client.core import SessionCore
+    from disco_client.session import Session
 
-__all__ = ["AwaitedLines"]
+__all__ = ["AwaitedLines", "await_output"]
+
+_READ_S = 2.0
+"""How long a worker waits until its node has read what it has printed."""
 
 
 class AwaitedLines:
@@ -57,3 +64,17 @@ class AwaitedLines:
             if all(self._seen[worker] >= count for worker, count in printed.items()):
                 return
             self._more.wait(left)
+
+
+def await_output(session: Session, seconds: float | None) -> None:
+    """Waits until what all workers have printed is here, which a session's end may cut off.
+
+    Errors of the program's commands are left to its own scopes. Of a session that has ended,
+    nothing is awaited.
+
+    Args:
+        session: The session.
+        seconds: How long to wait for commands that are under way; None for as long as they take.
+    """
+    with contextlib.suppress(DiscoError, TimeoutError), session.scope():
+        core_of(session).call_builtin("runtime.disco._await_reader", _READ_S).get_all(seconds)

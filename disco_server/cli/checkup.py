@@ -13,12 +13,14 @@ import importlib
 import os
 import platform
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -63,6 +65,7 @@ PORTS: Final = {7600: "--listen", 7601: "--http"}
 """The default ports of daemons, and the options that choose others."""
 
 _ANSWER_S: Final = 1.0
+_METRICS_BYTES: Final = 1 << 20
 _SOON: Final = timedelta(days=14)
 _TIME_ERROR: Final = 5
 _UNSYNCHRONISED: Final = 0x40
@@ -88,7 +91,10 @@ def _look_at_port(port: int, flag: str) -> CheckResult:
                 return CheckResult(name, State.BROKEN, f"cannot be bound: {error.strerror}", hint)
         else:
             return CheckResult(name, State.OK, "free", facts={"free": True})
-    facts = {"free": False, "controller": _serves_disco(port)}
+    metrics = flag == "--http" and _serves_metrics(port)
+    facts = {"free": False, "controller": not metrics and _serves_disco(port), "metrics": metrics}
+    if metrics:
+        return CheckResult(name, State.OK, "a daemon serves its metrics there", facts=facts)
     if facts["controller"]:
         return CheckResult(name, State.OK, "a controller answers there", facts=facts)
     hint = f"nothing, if that is a daemon of yours; else choose another port with {flag}"
@@ -110,6 +116,23 @@ def _serves_disco(port: int) -> bool:
         except DiscoError:
             return False
         return True
+
+
+def _serves_metrics(port: int) -> bool:
+    """Whether a daemon answers at a port by HTTP, encrypted or not; its metrics name Disco."""
+    anyone = ssl.create_default_context()
+    # Nothing is told to it, and no certificate need be for this address.
+    anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
+    lines = (
+        HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S),
+        HTTPSConnection("127.0.0.1", port, timeout=_ANSWER_S, context=anyone),
+    )
+    for line in lines:
+        with contextlib.closing(line), contextlib.suppress(OSError, HTTPException):
+            line.request("GET", "/metrics")
+            if b"disco_build_info" in line.getresponse().read(_METRICS_BYTES):
+                return True
+    return False
 
 
 def look_at_host_name() -> CheckResult:

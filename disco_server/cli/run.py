@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_OUTPUT_S = 2.0
+"""How long a script that has failed waits for what its workers execute, to show what they print."""
+
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
@@ -142,12 +145,19 @@ def _compile(script: Path) -> object:
 
 def _run(code: object, script: Path, arguments: tuple[str, ...], session: Session) -> int:
     """Runs a script in a session, which ends with it; returns the exit code."""
+    from disco_client.awaited_lines import await_output  # --help loads none of it
+
     argv, folder = [str(script), *arguments], str(script.resolve().parent)
     with in_place_of_main(str(script), argv, folder) as main:
         main["session"] = session
         try:
             with session:
-                exec(code, main)  # type: ignore[arg-type]  # noqa: S102  (that is its purpose)
+                seconds: float | None = _OUTPUT_S
+                try:
+                    exec(code, main)  # type: ignore[arg-type]  # noqa: S102  (that is its purpose)
+                    seconds = None  # the session's end waits for all commands as well
+                finally:
+                    await_output(session, seconds)
         except SystemExit as left:
             return _exit_code(left.code)
         except KeyboardInterrupt as error:

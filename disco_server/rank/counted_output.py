@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import sys
+import termios
+import threading
+from array import array
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from disco_client.clock import monotonic
 from disco_server.rank.worker import Worker
 
-__all__ = ["LineCount", "counted_output", "lines_printed"]
+__all__ = ["LineCount", "await_reader", "counted_output", "lines_printed"]
+
+_LOOK_S: Final = 0.002
 
 
 class LineCount:
@@ -57,6 +64,38 @@ def counted_output(worker: Worker) -> Generator[LineCount]:
         # The daemon passes a line on when it has ended.
         for each in (out, err):
             each.end_line()
+
+
+def await_reader(worker: Worker, seconds: float) -> bool:
+    """Waits until the node has read all that this process has printed; what waits is not lost.
+
+    The node passes lines on before it reads the next reply of this process, in one order.
+
+    Args:
+        worker: The worker, in whose thread this is called.
+        seconds: How long to wait at most.
+
+    Returns:
+        Whether it has read all.
+    """
+    if worker.loading.in_program:
+        return True
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    clock, until = threading.Event(), monotonic() + seconds
+    while any(map(_unread, (1, 2))):
+        if monotonic() > until:
+            return False
+        clock.wait(_LOOK_S)
+    return True
+
+
+def _unread(pipe: int) -> int:
+    """How many bytes of a pipe nobody has read yet; 0 of anything else."""
+    count = array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 class _CountedStream:

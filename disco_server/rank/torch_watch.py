@@ -9,12 +9,13 @@ So does one whose command has taken longer than its limit.
 
 from __future__ import annotations
 
+import dis
 import json
 import re
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from disco_client.clock import monotonic
@@ -23,7 +24,7 @@ from disco_server.collectives.types import AbortedError
 if TYPE_CHECKING:
     from disco_server.rank.signals import CallGuard
 
-__all__ = ["TorchWatch"]
+__all__ = ["TorchWatch", "calls_wait"]
 
 _WHAT: Final = "a collective of torch"
 _NONE: Final = -1
@@ -39,6 +40,8 @@ _CAUSE_S = 3.0
 learns of its end later than its peers, whose connections to it break."""
 
 _PAUSE_S = 0.25
+_CALLS: Final = ("CALL", "PRECALL")
+_LOADS: Final = ("LOAD_ATTR", "LOAD_METHOD")
 _BROKEN = re.compile(r"gloo|nccl|connection (closed|reset) by peer", re.IGNORECASE)
 
 
@@ -135,7 +138,8 @@ class TorchWatch:
     def _waits_at(self) -> str:
         """The line that has called a function of torch that may wait for other ranks; else ""."""
         frame: FrameType | None = sys._current_frames().get(self._watched)  # noqa: SLF001  (public)
-        waits = False
+        # Of `dist.all_reduce(x, async_op=True).wait()` no frame is torch's.
+        waits = frame is not None and calls_wait(frame.f_code, frame.f_lasti)
         while frame is not None:
             module = str(frame.f_globals.get("__name__", ""))
             if not module.startswith("torch."):
@@ -163,6 +167,34 @@ class TorchWatch:
         except RuntimeError:
             self._broken = True
             return None
+
+
+def calls_wait(code: CodeType, at: int) -> bool:
+    """Whether an instruction of the top frame of a thread is the call of a method named ``wait``.
+
+    The method is then not written in Python, else it would have the top frame. That of torch's
+    work is such a one; of the standard library only `os.wait` looks the same.
+
+    Args:
+        code: The frame's.
+        at: The offset of the instruction.
+    """
+    if "wait" not in code.co_names:
+        return False
+    before = [each for each in dis.get_instructions(code) if each.offset <= at]
+    if not before or not before[-1].opname.startswith(_CALLS):
+        return False
+    begins = _begins(before[-1])
+    loaded = [each for each in before if each.opname in _LOADS and _begins(each) == begins]
+    return begins is not None and bool(loaded) and loaded[-1].argval == "wait"
+
+
+def _begins(instruction: dis.Instruction) -> tuple[int, int] | None:
+    """The line and the column where the expression of an instruction begins."""
+    at = instruction.positions
+    if at is None or at.lineno is None or at.col_offset is None:
+        return None
+    return at.lineno, at.col_offset
 
 
 def _key(seq: int) -> str:

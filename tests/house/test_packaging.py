@@ -41,6 +41,12 @@ def metadata(tmp_path: Path, url: str) -> email.message.Message:
     )
 
 
+def headings(page: Path) -> set[str]:
+    """The names by which links lead to the headings of a page."""
+    found = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in found}
+
+
 def test_a_release_names_its_places_and_authors(tmp_path):
     """Homepage, documentation, changelog and issues are below the address that was given."""
     found = metadata(tmp_path, URL + "/")
@@ -65,7 +71,9 @@ def test_links_and_pictures_of_the_description_have_addresses(tmp_path):
         kind, tag, path = target.removeprefix(URL + "/").split("/", 2)
         assert kind == ("raw" if picture else "blob")
         assert tag == f"v{found['Version']}"
-        assert (ROOT / path).exists(), path
+        file, _, heading = path.partition("#")
+        assert (ROOT / file).exists(), path
+        assert not heading or heading in headings(ROOT / file), path
     assert all(target.startswith("https://") for _, target in LINK.findall(text))
 
 

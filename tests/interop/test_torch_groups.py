@@ -126,6 +126,16 @@ def test_workers_that_wait_in_torch_for_one_that_raised_end_with_its_error():
 
 
 @pytest.mark.timeout(100)
+def test_a_wait_for_the_work_of_a_collective_is_one_in_torch():
+    """The method is not Python's, so that no frame is torch's."""
+    with prepared(di.ProcessSession(2)) as session:
+        call(session, "sum", 1)
+        with pytest.raises(di.WorkerLost, match="waited in torch for worker 1") as raised:
+            call(session, "leave_work", 1)
+    assert "ValueError: this worker leaves" in str(raised.value)
+
+
+@pytest.mark.timeout(100)
 def test_workers_that_wait_in_torch_beyond_the_limit_of_their_command_end():
     """Torch has no other way to end the wait; the error names the command and the line."""
     with prepared(di.ProcessSession(2)) as session:

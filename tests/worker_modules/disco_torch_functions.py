@@ -85,6 +85,18 @@ def leave(who):
     dist.all_reduce(torch.ones(3))
 
 
+@disco_server.register_func("torch_test.leave_work", torch=True)
+def leave_work(who):
+    """One worker raises, and the others wait for it in the work of a collective."""
+    import torch
+    import torch.distributed as dist
+
+    if disco_server.current_worker().worker_id == who:
+        raise ValueError("this worker leaves")
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    work.wait()
+
+
 @disco_server.register_func("torch_test.skip", torch=True)
 def skip(who):
     """One worker goes past, and the others wait for it in torch."""

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from disco_server.modules import loading
 from disco_server.rank.builtins.files import content_of
-from disco_server.rank.counted_output import counted_output, lines_printed
+from disco_server.rank.counted_output import await_reader, counted_output, lines_printed
 from disco_server.rank.errors import ArgumentRefused, hidden_in_tracebacks
 from disco_server.rank.functions import register_func
 from disco_server.rank.worker import Worker, current_worker
@@ -53,6 +53,12 @@ def execute_cell(path: str, digest: str, name: str) -> Any:
 def printed_by_cell() -> int:
     """How many lines the last cell or script has printed that may arrive later than its result."""
     return lines_printed(current_worker())
+
+
+@register_func("runtime.disco._await_reader")
+def await_output_reader(seconds: float) -> bool:
+    """Waits until the node has read what this worker has printed, so that it precedes the reply."""
+    return await_reader(current_worker(), seconds)
 
 
 @register_func("runtime.disco._is_none")

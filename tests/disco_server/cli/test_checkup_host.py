@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -54,6 +55,26 @@ def test_a_controller_is_recognised(daemons, monkeypatch):
     monkeypatch.setattr(checkup, "PORTS", {number: "--listen"})
     (finding,) = look_at_ports()
     assert (finding.detail, finding.facts["controller"]) == ("a controller answers there", True)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_http_port_of_a_daemon_is_recognised(daemons, monkeypatch, tmp_path, encrypted):
+    """By its metrics, also where the certificate is of an authority that nobody here trusts."""
+    options = ["--http", "127.0.0.1:0"]
+    if encrypted:
+        authority = Authority.create(days=1)
+        ca, _ = authority.pem().write(tmp_path, "ca")
+        cert, key = authority.issue("controller", hosts=("127.0.0.1",), days=1).write(
+            tmp_path, "controller"
+        )
+        options += ["--tls-ca", ca, "--tls-cert", cert, "--tls-key", key]
+    daemon = daemons.controller(*options)
+    scheme, number = re.search(r"metrics at (https?)://127.0.0.1:(\d+)/", daemon.stderr).groups()
+    assert scheme == ("https" if encrypted else "http")
+    monkeypatch.setattr(checkup, "PORTS", {int(number): "--http"})
+    (finding,) = look_at_ports()
+    assert (finding.detail, finding.hint) == ("a daemon serves its metrics there", "")
+    assert (finding.facts["metrics"], finding.facts["controller"]) == (True, False)
 
 
 def test_the_host_name_has_an_address(monkeypatch):

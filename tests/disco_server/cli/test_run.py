@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -72,6 +73,27 @@ def test_what_a_worker_could_not_do_is_an_error_at_the_end(run):
     assert shown.exit_code == 1
     assert shown.stderr.startswith("disco: ValueError: invalid literal for int()")
     assert 'script.py", line 1' in shown.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise SystemExit(3)", 3), ("1 / 0", 1)])
+def test_all_that_workers_have_printed_is_shown(cluster, tmp_path, end, code):
+    """Lines come later than answers, and a script may end with the last answer."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "say = session.get_global_func('builtins.print')\n"
+        f"for number in range(30):\n    say('line', number).get_all()\n{end}\n"
+    )
+    command = ["run", "--workers", "2", "--address", cluster.address, str(script)]
+    done = subprocess.run(
+        [sys.executable, "-m", "disco_server.cli.main", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    for worker in (0, 1):
+        shown = re.findall(rf"^\[worker {worker} [^]]+\] line (\d+)$", done.stderr, re.MULTILINE)
+        assert list(map(int, shown)) == list(range(30))
 
 
 def test_the_session_ends_with_the_script(run, cluster):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
 from importlib.util import find_spec
 
 import pytest
 
 import disco_client as di
 from disco_server.rank.torch_group import data_address, interface_of
+from disco_server.rank.torch_watch import calls_wait
 
 
 def test_ranks_of_one_machine_meet_at_loopback():
@@ -35,6 +37,41 @@ def test_an_interface_is_found_by_its_address(host):
 def test_an_address_of_elsewhere_has_no_interface(host):
     """Nor has a name that nobody knows."""
     assert interface_of(host) == ""
+
+
+WAITS = {
+    "work.wait()": True,
+    "[each.wait() for each in [work]]": True,
+    "work.wait(*(), **{})": True,
+    "(None,\n work\n .wait())": True,
+    "work.join()": False,
+    "work.wait and work.join()": False,
+    "work.me.join(work.wait)": False,
+    "work.wait.__call__()": False,
+}
+"""Calls, and whether they are of a method named `wait`."""
+
+
+@pytest.mark.parametrize("source", WAITS)
+def test_a_call_of_a_method_named_wait_is_recognised_by_its_instruction(source):
+    """Whatever else its function names; what is called looks at its caller."""
+    seen = []
+
+    class Work:
+        """Has two methods."""
+
+        def wait(self, *_):
+            frame = sys._getframe(1)
+            seen.append(calls_wait(frame.f_code, frame.f_lasti))
+
+        join = wait
+
+        @property
+        def me(self):
+            return self
+
+    exec(compile(source, "calls.py", "exec"), {"work": Work()})
+    assert seen == [WAITS[source]]
 
 
 FUNCTION = """
