@@ -680,14 +680,14 @@ class WorkerConfig(DaemonConfig):
     allow_read: tuple[str, ...] = setting(
         (),
         read_folders,
-        "A folder or file that sessions may read weights from; repeatable.",
+        "A folder, file or URL that sessions may read weights from; repeatable.",
         metavar="PATH",
         shown="none",
     )
     allow_save: tuple[str, ...] = setting(
         (),
         read_folders,
-        "A folder in which sessions may save checkpoints; repeatable.",
+        "A folder or URL below which sessions may save checkpoints; repeatable.",
         metavar="DIR",
         shown="none",
     )
