@@ -694,7 +694,7 @@ class WorkerConfig(DaemonConfig):
     allow_load: tuple[str, ...] = setting(
         (),
         read_loads,
-        "A folder or file that sessions may load modules from, or 'uploads' for what clients"
+        "A folder, file or URL that sessions may load modules from, or 'uploads' for what clients"
         " bring; repeatable.",
         metavar="PATH",
         shown="none",

@@ -322,6 +322,8 @@ class StoredCheckpoint:
             opened: dict[int, DataFile] = {}
             try:
                 return [self._read_part(stack, opened, n, bounds) for n, bounds in wanted]
+            except FileError as error:
+                raise self._explained(error) from None
             finally:
                 self.bytes_read += sum(file.bytes_read for file in opened.values())
 
@@ -351,10 +353,7 @@ class StoredCheckpoint:
     def _open(self, worker: int) -> DataFile:
         expected = self._index.files[worker]
         path = self.path.parent / self._index.generation / file_name(worker)
-        try:
-            file = DataFile(path, self._allowed)
-        except FileError as error:
-            raise self._explained(error) from None
+        file = DataFile(path, self._allowed)
         with ExitStack() as closing:
             closing.push(file)
             if worker not in self._records:
@@ -414,7 +413,7 @@ class StoredCheckpoint:
             return file.read(file.size)
 
     def _explained(self, error: FileError) -> FileError:
-        """The error of a file that is missing, because a save replaced the checkpoint?"""
+        """The error of a file, which may be that a save replaced the checkpoint."""
         try:
             replaced = self._newest(self.path.parent) != self.path.name
         except FileError:

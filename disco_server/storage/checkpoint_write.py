@@ -159,11 +159,17 @@ class CheckpointFolder:
             FileError: There is an index that cannot be read, so that it is unknown
                 which files belong to it.
         """
-        indices = indices_of(self._folder.names())
-        if not indices:
-            return 0, None
-        number, name = indices[-1]
-        return number, self._generation_of(name)
+        while True:
+            indices = indices_of(self._folder.names())
+            if not indices:
+                return 0, None
+            number, name = indices[-1]
+            try:
+                return number, self._generation_of(name)
+            except FileNotFoundError:
+                if not self.is_overtaken(number + 1):
+                    raise
+                # Another saver replaced it after it was listed.
 
     def _generation_of(self, name: str) -> str:
         content = _read(self._folder, name, MAX_INDEX)
@@ -184,7 +190,7 @@ class CheckpointFolder:
         over = [match for number, match in claims if self._alone or number <= newest]
         left = {f"generation-{match[2]}" for match in over}
         for name in former:
-            with suppress(FileError):
+            with suppress(FileError, FileNotFoundError):  # another saver removes it as well
                 left.add(self._generation_of(name))
         if self._alone:
             left.update(name for name in names if GENERATION.fullmatch(name))

@@ -55,6 +55,21 @@ def test_a_session_goes_on_from_a_store(bucket, daemons):
     assert left.endswith("-2")
 
 
+def test_a_module_is_loaded_from_a_store_where_the_daemon_allows_it(bucket, daemons, tmp_path):
+    """Each worker reads it; what replaces the object is another module."""
+    controller = daemons.controller()
+    options = ("--slots", "2", "--allow-load", f"{bucket}/m")
+    daemons.worker(controller.address, *options, DISCO_ENV="AWS_*")
+    with connect(controller.address, num_workers=2) as session:
+        for value in (7, 8):
+            (tmp_path / "m.py").write_text(f"def f():\n    return {value}\n")
+            copy_file(tmp_path / "m.py", f"{bucket}/m/m.py")
+            module = session.load_vm_module(f"{bucket}/m/m.py")
+            assert [module["f"]().debug_get_from_remote(n) for n in (0, 1)] == [value, value]
+        with pytest.raises(NotAllowed, match=f"--allow-load {bucket}/m2"):
+            session.load_vm_module(f"{bucket}/m2/m.py").debug_get_from_remote(0)
+
+
 def test_weights_are_loaded_from_a_store_where_the_daemon_allows_it(bucket, daemons, program_in):
     """With the credentials that it passes on; the error says what is allowed."""
     for name in ("models", "models-2"):

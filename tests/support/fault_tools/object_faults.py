@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar, Self
@@ -29,6 +30,7 @@ class Fault:
         body: The body with it.
         lost: The server does the request, and its answer does not come.
         cut: After so many bytes of the body, sent or answered, the connection is reset; -1 for not.
+        before: What is done before the server has the request; it may send others.
         met: How many requests it concerned.
     """
 
@@ -39,6 +41,7 @@ class Fault:
     body: bytes = b""
     lost: bool = False
     cut: int = -1
+    before: Callable[[], object] | None = None
     met: int = 0
 
 
@@ -107,6 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
             return
         body = self.rfile.read(length)
+        if fault.before is not None:
+            fault.before()
         if fault.status:
             self._answer(fault.status, [("Content-Type", "application/xml")], fault.body)
             return

@@ -210,6 +210,21 @@ def test_what_a_store_refuses_leaves_the_former_one(
     assert value_at(f"{bucket}/c", read_whole) == 2
 
 
+def test_a_saver_that_begins_while_another_one_ends_goes_on(
+    faulty, bucket, write_checkpoint, read_whole
+):
+    """The index that it has listed is gone when it reads it."""
+    write_checkpoint(f"{bucket}/c", OLD)
+    index = "disco-checkpoint-0000000001.json"
+    # Each worker looks first whether this save was completed before.
+    faulty.faults.append(Fault("HEAD", index))
+    faulty.faults.append(Fault("HEAD", index, before=lambda: write_checkpoint(f"{bucket}/c", NEW)))
+    write_checkpoint(f"{bucket}/c", NEXT)
+    assert faulty.faults[1].met == 1
+    assert value_at(f"{bucket}/c", read_whole) == 2
+    assert names_at(f"{bucket}/c")[0] == "disco-checkpoint-0000000003.json"
+
+
 def test_a_save_that_is_given_up_leaves_no_parts_of_objects(faulty, bucket, steps):
     """For which a store charges, and which no list shows."""
     saving = steps(f"{bucket}/c", {"a": np.zeros((2, 3 << 20), "f8")})

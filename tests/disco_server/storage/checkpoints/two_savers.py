@@ -5,10 +5,10 @@ Usage: two_savers.py PLACE TIMES [SEED]. After each kill, the checkpoint must be
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import random
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -78,8 +78,10 @@ def main(place, times, seed):
         # Both are under way from the first thing that each says.
         for saver in savers:
             assert saver.stdout.read(1) in (b"s", b"l")
-        select.select([], [], [], chance.random() * 0.4)
-        savers[chance.randrange(2)].kill()
+        victim = savers[chance.randrange(2)]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            victim.wait(chance.random() * 0.4)
+        victim.kill()
         print("whole", value_at(place, tools), flush=True)
         for saver in savers:
             saver.kill()
