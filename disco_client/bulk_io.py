@@ -99,6 +99,8 @@ def progress_bar(
 def whole_path(path: object) -> str:
     """The path as workers can use it; the daemons' own folders mean nothing to a program.
 
+    A URL, such as ``s3://bucket/name``, is left to the workers as it is.
+
     Raises:
         ConfigError: It is none.
     """
@@ -107,4 +109,6 @@ def whole_path(path: object) -> str:
     if not isinstance(text, str) or not text:
         msg = f"expected the path of a file or folder, got {path!r}"
         raise ConfigError(msg)
-    return text if text.startswith(("/", "~")) else str(Path(text).absolute())
+    if text.startswith(("/", "~")) or "://" in text:
+        return text
+    return str(Path(text).absolute())

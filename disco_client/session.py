@@ -765,8 +765,9 @@ class Session:
         Args:
             path: On the workers: a safetensors file, a safetensors index
                 (``model.safetensors.index.json``), a GGUF file, a ``tensor-cache.json``,
-                or a folder with such files. A relative path is taken from the client's
-                own folder. Tensors that GGUF stores in blocks become float32, except those
+                or a folder with such files; or the URL of one of these, such as
+                ``s3://bucket/model``. A relative path is taken from the client's own
+                folder. Tensors that GGUF stores in blocks become float32, except those
                 of ``keep_blocks``; workers need the package ``gguf`` for them.
             plan: How each tensor is divided: names or patterns (``*`` matches dots
                 too; the first match counts) with ``"R"`` or None (every worker has
@@ -1010,7 +1011,8 @@ class Session:
 
         Args:
             path: A folder that all workers share; made where it is missing. A relative
-                path is taken from the client's own folder.
+                path is taken from the client's own folder. Or the URL of a place in an
+                object store, such as ``s3://bucket/step-1``.
             tensors: The tensors by their names. Of copies the first worker's is
                 written; partial values are combined first.
             progress: Whether to show a progress bar on standard error; None shows it
@@ -1020,8 +1022,8 @@ class Session:
             ConfigError: The path or a name is none, or something is no distributed
                 tensor.
             ForeignReference: A tensor belongs to another session, or its register was freed.
-            BadFile: The folder cannot be written, has no room, is not shared by all
-                workers, or another session saves there.
+            BadFile: The folder or store cannot be written, has no room, is not shared by
+                all workers, or another session saves there.
             NotAllowed: A worker's ``--allow-save`` does not cover the folder.
             RemoteError: A tensor could not be computed.
             SessionError: The session is closed or lost.
@@ -1053,7 +1055,7 @@ class Session:
 
         Args:
             path: The checkpoint's folder, on all workers. A relative path is taken from
-                the client's own folder.
+                the client's own folder. Or its URL, as of `save`.
             mesh: The mesh to place them on; None for the mesh on which each was
                 saved.
             placements: Their placements: one for all, or by names and patterns
@@ -1830,7 +1832,7 @@ class Session:
         Args:
             path: A folder that all workers share, future ones included; each
                 checkpoint is a folder in it. A relative path is taken from the client's
-                own folder.
+                own folder. Or a URL, as of `save`.
 
         Raises:
             ConfigError: The path is none, or the session does not recover

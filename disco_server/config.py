@@ -680,21 +680,21 @@ class WorkerConfig(DaemonConfig):
     allow_read: tuple[str, ...] = setting(
         (),
         read_folders,
-        "A folder or file that sessions may read weights from; repeatable.",
+        "A folder, file or URL that sessions may read weights from; repeatable.",
         metavar="PATH",
         shown="none",
     )
     allow_save: tuple[str, ...] = setting(
         (),
         read_folders,
-        "A folder in which sessions may save checkpoints; repeatable.",
+        "A folder or URL below which sessions may save checkpoints; repeatable.",
         metavar="DIR",
         shown="none",
     )
     allow_load: tuple[str, ...] = setting(
         (),
         read_loads,
-        "A folder or file that sessions may load modules from, or 'uploads' for what clients"
+        "A folder, file or URL that sessions may load modules from, or 'uploads' for what clients"
         " bring; repeatable.",
         metavar="PATH",
         shown="none",

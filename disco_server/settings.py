@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
+from urllib.parse import unquote
 
 from disco_client.errors import ConfigError
 from disco_client.transport.address import Address
@@ -33,6 +34,7 @@ __all__ = [
     "MAX_REGISTERS",
     "MPI",
     "NCCL_TIMEOUT_S",
+    "OBJECT_SCHEMES",
     "OFF",
     "RANK_VARIABLES",
     "SLOW_S",
@@ -47,9 +49,11 @@ __all__ = [
     "cpu_cores",
     "did_you_mean",
     "file_allowed",
+    "is_object",
     "keeps_order",
     "machine_library",
     "module_allowed",
+    "normal_place",
     "read_cache",
     "read_devices",
     "read_dial",
@@ -198,22 +202,82 @@ def module_allowed(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
 
 
+OBJECT_SCHEMES: Final = ("s3", "gs", "az", "https", "http")
+"""The schemes of URLs by which workers reach objects: stores, and web servers."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
+
+
+def is_object(place: str | os.PathLike[str]) -> bool:
+    """Whether a place in its normal form is an object, or what the names of objects begin with."""
+    return os.fspath(place).startswith(tuple(f"{scheme}://" for scheme in OBJECT_SCHEMES))
+
+
+def normal_place(text: str) -> str:
+    """Reads where a file is: a path, or a URL such as ``s3://bucket/name`` or ``file:///name``.
+
+    Returns:
+        The path, or the URL of an object without a slash at its end.
+
+    Raises:
+        ValueError: It is a URL of something else, or one that no object can have.
+    """
+    match = _URL.match(text)
+    if match is None:
+        return text
+    scheme, host, name = match[1].lower(), match[2], match[3].rstrip("/")
+    if scheme == "file" and host in ("", "localhost"):
+        return unquote(match[3])
+    if scheme not in OBJECT_SCHEMES:
+        known = ", ".join(f"{each}://" for each in ("file", *OBJECT_SCHEMES))
+        msg = f"expected a path, or a URL that begins with {known}, got {text!r}"
+        raise ValueError(msg)
+    web = scheme.startswith("http")
+    parts = (unquote(name) if web else name).split("/")[1:]
+    if (
+        not host
+        or "\0" in text
+        or any(part in ("", ".", "..") for part in parts)
+        or "@" in host
+        or (web and any(mark in text for mark in "?#"))
+    ):
+        # What follows a ? or stands before an @ may be a secret, and this is shown.
+        msg = (
+            f"expected a URL such as {scheme}://{'host' if web else 'bucket'}/name with a name that"
+            " has no empty part and neither '.' nor '..', without user, query and fragment"
+        )
+        raise ValueError(msg)
+    return f"{scheme}://{host.lower() if web else host}{name}"
+
+
+def _is_normal(url: str) -> bool:
+    try:
+        return normal_place(url) == url
+    except ValueError:
+        return False
+
+
 def file_allowed(path: str | os.PathLike[str], allowed: Iterable[str]) -> bool:
     """Says whether sessions may read a file.
 
     What counts is its real path: neither ``..`` nor a link leads out of an allowed
-    folder.
+    folder. Of the URL of an object, whole parts of the name are compared.
 
     Args:
-        path: The file.
-        allowed: Folders with everything below them, single files, or ``*`` for
-            everything.
+        path: The file, or an object's URL (see `normal_place`).
+        allowed: Folders with everything below them, single files, URLs of the same
+            kind, or ``*`` for everything.
     """
-    real = os.path.realpath(path)
+    is_url = is_object(path)
+    real = os.fspath(path) if is_url else os.path.realpath(path)
+    if is_url and not _is_normal(real):
+        return False  # what a manifest names, such as ../other
     for entry in allowed:
         if entry == "*":
             return True
-        root = os.path.realpath(entry)
+        if is_object(entry) != is_url:
+            continue
+        root = entry if is_url else os.path.realpath(entry)
         if real == root or real.startswith(root.rstrip(os.sep) + os.sep):
             return True
     return False
@@ -462,6 +526,14 @@ def read_patterns(value: object, where: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+def _whole_place(text: str, where: str) -> str:
+    try:
+        place = normal_place(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    return place if is_object(place) else str(_whole_path(place, where))
+
+
 def _whole_path(text: str, where: str) -> Path:
     try:
         return Path(text).expanduser().absolute()
@@ -470,12 +542,12 @@ def _whole_path(text: str, where: str) -> Path:
 
 
 def read_folders(value: object, where: str) -> tuple[str, ...]:
-    """Reads folders and files (see `file_allowed`), each once and with its whole path."""
+    """Reads folders, files and URLs (see `file_allowed`), each once and with its whole path."""
     expected = "folders, files, or * for everything"
     words = _words(value, where, expected) if value not in ((), []) else []
     if any("\0" in word for word in words):
         raise refuse(where, expected, value)
-    paths = (word if word == "*" else str(_whole_path(word, where)) for word in words)
+    paths = (word if word == "*" else _whole_place(word, where) for word in words)
     return tuple(dict.fromkeys(paths))
 
 

@@ -23,6 +23,7 @@ import psutil
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
+from object_servers import CREDENTIALS, answers, make_bucket, s3_server
 from own_ports import check_awaited, own_port
 
 from disco_client import DRef, Session, connect, locks
@@ -109,6 +110,22 @@ def open_session(cluster: LocalCluster) -> Iterator[Callable[..., Session]]:
 def session(open_session: Callable[..., Session]) -> Session:
     """A session of four workers on two nodes."""
     return open_session(4)
+
+
+@pytest.fixture(scope="session")
+def s3_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real S3 server; skips the test where none is installed."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as address:
+        wait_until(lambda: answers(address), what="the S3 server to answer")
+        yield address
+
+
+@pytest.fixture
+def bucket(s3_address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket, which this process and its children may use."""
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{s3_address}"}.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{make_bucket(s3_address)}"
 
 
 @pytest.fixture

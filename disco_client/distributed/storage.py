@@ -273,7 +273,9 @@ def _write(
     tensors: Mapping[str, DTensor],
     progress: bool | None,
 ) -> None:
-    held = list(tensors.values())
+    # The order in a file: some of them can only be written from the beginning to the end.
+    order = sorted(enumerate(tensors.values()), key=lambda each: -each[1].dtype.itemsize)
+    held = [tensor for _, tensor in order]
     infos = [tensor.info for tensor in held]
     total = sum(tensor.size * tensor.dtype.itemsize for tensor in held)
     with (
@@ -282,7 +284,7 @@ def _write(
     ):
         for some in batches(list(map(_largest_part, infos))):
             refs = [held[number].ref for number in some]
-            _save(core, "write", begun, some.start, refs)
+            _save(core, "write", begun, Shape(order[at][0] for at in some), refs)
             under_way.add(sum(held[n].size * held[n].dtype.itemsize for n in some))
         _save(core, "finish", begun)
         under_way.add(0)

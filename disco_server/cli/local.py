@@ -350,13 +350,13 @@ def _path_entry(script: str) -> str:
     "--allow-read",
     multiple=True,
     metavar="PATH",
-    help="Let sessions read this folder or file; repeatable.  [default: anything]",
+    help="Let sessions read this folder, file or URL; repeatable.  [default: anything]",
 )
 @click.option(
     "--allow-save",
     multiple=True,
     metavar="DIR",
-    help="Let sessions save checkpoints in this folder; repeatable.  [default: anywhere]",
+    help="Let sessions save checkpoints below this folder or URL; repeatable.  [default: anywhere]",
 )
 @click.option(
     "--allow-load",

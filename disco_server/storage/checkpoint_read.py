@@ -25,6 +25,9 @@ A JSON object::
 The files lie in the folder of the generation beside the index. A part has the name of
 its tensor in its file; the parts of a tensor do not overlap, and together are the whole.
 What is in ``layout`` is for the program that loads it; here it is kept unread.
+
+Each save adds an index with the next number, ``disco-checkpoint-0000000007.json``, and the
+highest number is the checkpoint. The index of a save by Disco 0.2 has no number, and counts as 0.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -54,16 +57,14 @@ from disco_server.storage.files import (
     is_count,
     parse_json,
     read_shape,
+    reason,
 )
+from disco_server.storage.folders import Where, list_names
 from disco_server.storage.safetensors import header_digest, read_header, stored_as
 from disco_server.storage.slices import read_box
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 __all__ = [
     "GENERATION",
-    "INDEX",
     "MAX_INDEX",
     "Entry",
     "Index",
@@ -72,11 +73,12 @@ __all__ = [
     "decode_index",
     "encode_index",
     "file_name",
+    "index_name",
+    "indices_of",
 ]
 
 
-INDEX = "disco-checkpoint.json"
-"""The name of the index in the folder of a checkpoint."""
+_INDEX = re.compile(r"disco-checkpoint(?:-([0-9]{10,18}))?\.json")
 
 GENERATION = re.compile(r"generation-[0-9a-f]{16}")
 """The names of the folders with the files."""
@@ -129,6 +131,17 @@ def file_name(worker: int) -> str:
     return f"worker-{worker:05}.safetensors"
 
 
+def index_name(number: int) -> str:
+    """The name of an index in the folder of a checkpoint."""
+    return f"disco-checkpoint-{number:010}.json"
+
+
+def indices_of(names: Iterable[str]) -> list[tuple[int, str]]:
+    """The indices among what is in a folder: number and name of each, the checkpoint's last."""
+    found = ((_INDEX.fullmatch(name), name) for name in names)
+    return sorted((int(match[1] or 0), name) for match, name in found if match)
+
+
 def encode_index(index: Index) -> bytes:
     """Writes an index as JSON."""
     content = {
@@ -154,7 +167,7 @@ def encode_index(index: Index) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-def decode_index(path: Path, text: bytes) -> Index:
+def decode_index(path: Where, text: bytes) -> Index:
     """Reads an index, and checks that it is consistent.
 
     Raises:
@@ -182,21 +195,21 @@ def decode_index(path: Path, text: bytes) -> Index:
     return Index(generation, files, entries)
 
 
-def _mapping(path: Path, content: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _mapping(path: Where, content: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = content.get(key)
     if not isinstance(found, dict):
         raise FileError(path, f"expected an object under {key!r}, got {found!r:.80}")
     return cast("dict[str, Any]", found)
 
 
-def _worker(path: Path, name: object) -> int:
+def _worker(path: Where, name: object) -> int:
     match = _FILE.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise FileError(path, f"expected the name of a worker's file, got {name!r:.80}")
     return int(match[1])
 
 
-def _read_file(path: Path, name: str, facts: Any) -> StoredFile:
+def _read_file(path: Where, name: str, facts: Any) -> StoredFile:
     fields = cast("dict[str, Any]", facts) if isinstance(facts, dict) else {}
     nbytes, header = fields.get("nbytes"), fields.get("header")
     if not is_count(nbytes) or not isinstance(header, str):
@@ -204,7 +217,7 @@ def _read_file(path: Path, name: str, facts: Any) -> StoredFile:
     return StoredFile(nbytes, header)
 
 
-def _read_entry(path: Path, name: str, facts: Any, files: Mapping[int, StoredFile]) -> Entry:
+def _read_entry(path: Where, name: str, facts: Any, files: Mapping[int, StoredFile]) -> Entry:
     def refuse(problem: str) -> FileError:
         return FileError(path, problem, tensor=name)
 
@@ -263,10 +276,10 @@ def _read_part(refuse: Any, shape: tuple[int, ...], part: Any) -> tuple[int, Bou
 
 
 class StoredCheckpoint:
-    """A checkpoint on this worker's disk.
+    """A checkpoint on this worker's disk, or in a store.
 
     Args:
-        path: Its folder, as clients send it.
+        path: Its folder or an index in that, as clients send it.
         allowed: What may be read (see `file_allowed`).
 
     Attributes:
@@ -281,12 +294,14 @@ class StoredCheckpoint:
     """
 
     def __init__(self, path: str, allowed: Sequence[str]) -> None:
-        folder = absolute_path(path)
-        check_allowed(folder, allowed)
-        self.path = folder / INDEX
+        where = absolute_path(path)
+        check_allowed(where, allowed)
         self._allowed = tuple(allowed)
-        index, content = self._read_index()
-        self._index = index
+        if _INDEX.fullmatch(where.name):
+            self.path, content = where, self._read_file(where)
+        else:
+            self.path, content = self._find_index(where)
+        self._index = index = decode_index(self.path, content)
         self.entries = index.entries
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self._records: dict[int, dict[str, Record]] = {}
@@ -307,6 +322,8 @@ class StoredCheckpoint:
             opened: dict[int, DataFile] = {}
             try:
                 return [self._read_part(stack, opened, n, bounds) for n, bounds in wanted]
+            except FileError as error:
+                raise self._explained(error) from None
             finally:
                 self.bytes_read += sum(file.bytes_read for file in opened.values())
 
@@ -336,10 +353,7 @@ class StoredCheckpoint:
     def _open(self, worker: int) -> DataFile:
         expected = self._index.files[worker]
         path = self.path.parent / self._index.generation / file_name(worker)
-        try:
-            file = DataFile(path, self._allowed)
-        except FileError as error:
-            raise self._explained(error) from None
+        file = DataFile(path, self._allowed)
         with ExitStack() as closing:
             closing.push(file)
             if worker not in self._records:
@@ -353,7 +367,9 @@ class StoredCheckpoint:
             problem = f"expected a file of {expected.nbytes} bytes, got {file.size}"
             raise FileError(file.path, problem)
         if header_digest(file) != expected.header:
-            problem = f"expected the file that {INDEX} describes; it was damaged or replaced"
+            problem = (
+                f"expected the file that {self.path.name} describes; it was damaged or replaced"
+            )
             raise FileError(file.path, problem)
 
     def _check_record(self, file: DataFile, worker: int, entry: Entry, part: Bounds) -> Record:
@@ -362,27 +378,47 @@ class StoredCheckpoint:
         expected = (*shape_within(part), *more)
         nbytes = math.prod(shape_within(part)) * entry.dtype.itemsize
         if record is None or (record.shape, record.nbytes) != (expected, nbytes):
-            problem = f"expected {entry.dtype} {list(expected)}, as {INDEX} says"
+            problem = f"expected {entry.dtype} {list(expected)}, as {self.path.name} says"
             raise FileError(file.path, problem, tensor=entry.name)
         return record
 
-    def _read_index(self) -> tuple[Index, bytes]:
+    def _find_index(self, folder: Where) -> tuple[Where, bytes]:
+        """The index with the highest number, and its bytes."""
+        while True:
+            newest = self._newest(folder)
+            try:
+                return folder / newest, self._read_file(folder / newest)
+            except FileError:
+                if self._newest(folder) == newest:
+                    raise
+                # A save replaced it after it was listed.
+
+    def _newest(self, folder: Where) -> str:
         try:
-            file = DataFile(self.path, self._allowed)
-        except FileError:
-            if self.path.parent.is_dir() and not self.path.exists():
-                problem = f"expected a checkpoint that session.save wrote, found no {INDEX} in it"
-                raise FileError(self.path.parent, problem) from None
-            raise
-        with file:
+            names = list_names(folder)
+        except FileNotFoundError:
+            raise FileError(folder, "there is no such file here") from None
+        except OSError as error:
+            raise FileError(folder, f"cannot be listed: {reason(error)}") from None
+        indices = indices_of(names)
+        if not indices:
+            problem = f"expected a checkpoint that session.save wrote, found no {index_name(1)}"
+            raise FileError(folder, f"{problem} or a later one in it")
+        return indices[-1][1]
+
+    def _read_file(self, path: Where) -> bytes:
+        with DataFile(path, self._allowed) as file:
             if file.size > MAX_INDEX:
-                raise FileError(self.path, f"expected at most {MAX_INDEX} bytes of JSON")
-            content = file.read(file.size)
-        return decode_index(self.path, content), content
+                raise FileError(path, f"expected at most {MAX_INDEX} bytes of JSON")
+            return file.read(file.size)
 
     def _explained(self, error: FileError) -> FileError:
-        """The error of a file that is missing, because a save replaced the checkpoint?"""
-        if self._read_index()[0].generation == self._index.generation:
+        """The error of a file, which may be that a save replaced the checkpoint."""
+        try:
+            replaced = self._newest(self.path.parent) != self.path.name
+        except FileError:
+            replaced = False
+        if not replaced:
             return error
         return FileError(self.path, "another save replaced it while it was read; load it again")
 

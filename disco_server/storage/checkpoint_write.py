@@ -1,31 +1,28 @@
 """The folder of a checkpoint, for the worker that leads a save.
 
-A save makes the folder of a new generation beside the one in use, fills it, and then
-replaces the old index by its own with a single rename. Until then the old checkpoint
-is the checkpoint, from then on the new one. What an interrupted save left behind is
-in no index; the next save removes it.
+A save takes the number behind that of the newest index, fills the folder of a new generation, and
+then makes the index of that number, where there is none. Until then the former checkpoint is the
+checkpoint, from then on the new one. Of two savers that take the same number, one makes the index,
+and the other one's checkpoint never is. Before its generation, a save makes a claim, a file whose
+name has its number: what belongs to a number that some index has reached can be in no later index,
+so the next save removes it. All of that holds on a disk and in a store. On a disk a lock also
+keeps a second saver waiting.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import math
 import os
-import shutil
-import time
+import re
 import weakref
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from disco_client.clock import monotonic
 from disco_client.wire.partition import Bounds, shape_within
 from disco_server.storage.checkpoint_read import (
     GENERATION,
-    INDEX,
     MAX_INDEX,
     Entry,
     Index,
@@ -33,33 +30,25 @@ from disco_server.storage.checkpoint_read import (
     decode_index,
     encode_index,
     file_name,
+    index_name,
+    indices_of,
 )
 from disco_server.storage.files import FileError, absolute_path, check_allowed, reason
+from disco_server.storage.folders import Folder, Where, open_folder
 from disco_server.storage.safetensors import FileLayout, lay_out
 
-__all__ = [
-    "CheckpointFolder",
-    "Save",
-    "current_generation",
-    "open_folder",
-    "refused_writes",
-    "sync_folder",
-    "write_whole",
-]
+__all__ = ["CheckpointFolder", "Save", "remove_checkpoint"]
 
 
 _LOCK_WAIT_S = 30.0
 """For so long a save waits for another one: a controller that has lost a client ends its
 workers after ten seconds, and until then they are saving."""
 
-_LOCK_POLL_S = 0.05
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_TEXT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_INDEX = "index.json"
+_CLAIM = re.compile(r"disco-checkpoint-([0-9]{10,18})\.([0-9a-f]{16})")
 
 
 class CheckpointFolder:
-    """A folder locked for a new generation, so that no other save writes there meanwhile.
+    """The folder of a checkpoint, with a new generation in it.
 
     Args:
         path: The folder; made where it is missing.
@@ -69,7 +58,7 @@ class CheckpointFolder:
 
     Attributes:
         path: Where the folder really is.
-        generation_fd: The folder of the new generation, opened.
+        files: The folder of the new generation.
 
     Raises:
         FileNotAllowed: The allow-list does not cover it.
@@ -79,79 +68,113 @@ class CheckpointFolder:
 
     def __init__(
         self,
-        path: Path,
+        path: Where,
         allowed: Sequence[str],
         generation: str,
         lock_wait_s: float = _LOCK_WAIT_S,
     ) -> None:
         check_allowed(path, allowed, write=True)
-        self.path = Path(os.path.realpath(path))
+        self.path = _real(path)
         self._generation = generation
         with refused_writes(self.path), ExitStack() as opened:
-            _make_folders(self.path)
-            self._fd = open_folder(self.path)
-            opened.callback(os.close, self._fd)
-            _lock(self._fd, self.path, lock_wait_s)
-            self._sweep(self._current())
-            os.mkdir(generation, dir_fd=self._fd)
-            self.generation_fd = open_folder(generation, self._fd)
-            opened.callback(os.close, self.generation_fd)
-            os.fsync(self._fd)
+            self._folder = open_folder(self.path, make=True)
+            opened.callback(self._folder.close)
+            try:
+                self._alone = self._folder.lock(lock_wait_s)
+            except BlockingIOError as error:
+                raise FileError(self.path, reason(error)) from None
+            newest, current = self._find_current()
+            self._sweep(newest, current)
+            self._number = newest + 1
+            self._claim = f"{index_name(self._number)[:-5]}.{generation[-16:]}"
+            self._folder.remove(generation)  # of a session that repeats its commands
+            self._folder.claim(self._claim)
+            self.files = self._folder.make(generation)
+            opened.callback(self.files.close)
             # The lock ends with the descriptor, however this ends.
             self._close = weakref.finalize(self, opened.pop_all().close)
 
     def room(self) -> int | None:
         """How many bytes may still be written here; None where the system does not report it."""
-        status = os.fstatvfs(self._fd)
-        return status.f_bavail * status.f_frsize if status.f_blocks else None
+        return self._folder.room()
 
-    def swap(self, index: bytes) -> None:
+    def complete(self, index: bytes) -> bool:
         """Makes the new generation the checkpoint, when all its files are durable.
 
         Args:
             index: The bytes of its index.
 
+        Returns:
+            Whether it is; False where another save was faster.
+
         Raises:
-            FileError: That failed; the old generation is the checkpoint still, or,
+            FileError: That failed; the former generation is the checkpoint still, or,
                 where only the last step failed, the new one is.
         """
-        with refused_writes(self.path / INDEX):
-            fd = os.open(_NEW_INDEX, _NEW_TEXT, 0o666, dir_fd=self.generation_fd)
+        name = index_name(self._number)
+        with refused_writes(self.path / name):
             try:
-                write_whole(fd, memoryview(index), 0)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.fsync(self.generation_fd)
-            os.rename(_NEW_INDEX, INDEX, src_dir_fd=self.generation_fd, dst_dir_fd=self._fd)
-            os.fsync(self._fd)
-            os.fsync(self.generation_fd)
-        with contextlib.suppress(OSError):
-            self._sweep(self._generation)
+                new = self._folder.put_new(name, index, self._claim)
+            except OSError:
+                # The answer may have been lost, or it may still arrive.
+                if not self._holds(name, index):
+                    raise
+                new = True
+            # A request that was sent again found what it had made before.
+            if not (new or self._holds(name, index)):
+                return False
+            # One of a lower number, which was removed since, could be made again.
+            if self.is_overtaken(self._number + 1):
+                self._folder.remove(name)
+                return False
+        with suppress(OSError):
+            self._sweep(self._number, self._generation)
+        return True
+
+    def is_overtaken(self, number: int = 0) -> bool:
+        """Whether there is an index of that number or a later one; by default of this save's."""
+        indices = indices_of(self._folder.names())
+        return bool(indices) and indices[-1][0] >= (number or self._number)
 
     def discard(self) -> None:
         """Removes the new generation."""
-        _remove(self._generation, self._fd)
+        with suppress(OSError):
+            self._folder.remove(self._generation)
+            self._folder.remove(self._claim)
 
     def close(self) -> None:
         """Unlocks the folder for other saves; idempotent."""
         self._close()
 
-    def _current(self) -> str | None:
-        """The generation in use.
+    def _holds(self, name: str, content: bytes) -> bool:
+        """Whether a file is there and has that content."""
+        with suppress(OSError):
+            return _read(self._folder, name, len(content) + 1) == content
+        return False
+
+    def _find_current(self) -> tuple[int, str | None]:
+        """The number of the newest index, and the generation in use.
 
         Raises:
             FileError: There is an index that cannot be read, so that it is unknown
                 which files belong to it.
         """
+        while True:
+            indices = indices_of(self._folder.names())
+            if not indices:
+                return 0, None
+            number, name = indices[-1]
+            try:
+                return number, self._generation_of(name)
+            except FileNotFoundError:
+                if not self.is_overtaken(number + 1):
+                    raise
+                # Another saver replaced it after it was listed.
+
+    def _generation_of(self, name: str) -> str:
+        content = _read(self._folder, name, MAX_INDEX)
         try:
-            fd = os.open(INDEX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
-        except FileNotFoundError:
-            return None
-        with os.fdopen(fd, "rb") as file:
-            content = file.read(MAX_INDEX)
-        try:
-            return decode_index(self.path / INDEX, content).generation
+            return decode_index(self.path / name, content).generation
         except FileError as error:
             raise FileError(
                 self.path,
@@ -159,43 +182,83 @@ class CheckpointFolder:
                 f" elsewhere: {error}",
             ) from None
 
-    def _sweep(self, kept: str | None) -> None:
-        """Removes what belongs to no index; what cannot be removed is left to the next save."""
-        for name in os.listdir(self._fd):  # noqa: PTH208  (of a descriptor)
-            if GENERATION.fullmatch(name) and name != kept:
-                _remove(name, self._fd)
+    def _sweep(self, newest: int, kept: str | None) -> None:
+        """Removes what belongs to no index and never will; what stays is left to the next save."""
+        names = self._folder.names()
+        former = [name for number, name in indices_of(names) if number < newest]
+        claims = [(int(match[1]), match) for match in map(_CLAIM.fullmatch, names) if match]
+        over = [match for number, match in claims if self._alone or number <= newest]
+        left = {f"generation-{match[2]}" for match in over}
+        for name in former:
+            with suppress(FileError, FileNotFoundError):  # another saver removes it as well
+                left.add(self._generation_of(name))
+        if self._alone:
+            left.update(name for name in names if GENERATION.fullmatch(name))
+        for name in [*sorted(left - {kept}), *former, *(match[0] for match in over)]:
+            self._folder.remove(name)
 
 
-def current_generation(path: Path) -> str | None:
+def remove_checkpoint(path: Where, allowed: Sequence[str]) -> None:
+    """Removes a checkpoint that is not needed any more, and its folder where nothing else is in it.
+
+    Raises:
+        FileNotAllowed: The allow-list does not cover it.
+        FileError: It cannot be removed.
+    """
+    check_allowed(path, allowed, write=True)
+    real = _real(path)
+    with refused_writes(real), ExitStack() as opened:
+        try:
+            folder = open_folder(real)
+            opened.callback(folder.close)
+            names = folder.names()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        indices = [name for _, name in indices_of(names)]
+        if not indices:
+            return
+        # In this order, so that none of the former ones is the checkpoint for a moment.
+        for name in indices:
+            folder.remove(name)
+        for name in names:
+            if GENERATION.fullmatch(name) or _CLAIM.fullmatch(name):
+                folder.remove(name)
+    if isinstance(real, Path):
+        with suppress(OSError):
+            real.rmdir()
+
+
+def _current_generation(path: Where) -> str | None:
     """The generation that is the checkpoint at a path; None where it cannot be determined."""
-    with contextlib.suppress(OSError, FileError), (path / INDEX).open("rb") as file:
-        return decode_index(path / INDEX, file.read(MAX_INDEX)).generation
+    with suppress(OSError, FileError), ExitStack() as opened:
+        folder = open_folder(path)
+        opened.callback(folder.close)
+        name = indices_of(folder.names())[-1:]
+        if name:
+            return decode_index(path, _read(folder, name[0][1], MAX_INDEX)).generation
     return None
 
 
-def open_folder(path: str | Path, parent: int | None = None) -> int:
-    """Opens a folder that is no link."""
-    return os.open(path, _FOLDER, dir_fd=parent)
+def _real(path: Where) -> Where:
+    return Path(os.path.realpath(path)) if isinstance(path, Path) else path
 
 
-def sync_folder(path: Path) -> None:
-    """Makes durable which names are in a folder."""
-    fd = open_folder(path)
+def _read(folder: Folder, name: str, most: int) -> bytes:
+    """The first bytes of a file."""
+    content = folder.open_bytes(name)
     try:
-        os.fsync(fd)
+        out = bytearray(min(most, content.size))
+        for _ in content.read_pieces([(memoryview(out), 0)]):
+            pass
+        return bytes(out)
+    except EOFError as error:
+        raise OSError(str(error)) from None
     finally:
-        os.close(fd)
+        content.close()
 
 
-def write_whole(fd: int, data: memoryview, offset: int) -> None:
-    """Writes all of some bytes."""
-    at = 0
-    while at < len(data):
-        at += os.pwrite(fd, data[at:], offset + at)
-
-
-@contextlib.contextmanager
-def refused_writes(path: Path) -> Generator[None]:
+@contextmanager
+def refused_writes(path: Where) -> Generator[None]:
     """Turns errors of the system into errors that name the file."""
     try:
         yield
@@ -205,38 +268,6 @@ def refused_writes(path: Path) -> Generator[None]:
         raise FileError(path, f"cannot be written: {reason(error)}") from None
 
 
-def _make_folders(path: Path) -> None:
-    missing: list[Path] = []
-    at = path
-    while not at.exists():
-        missing.append(at)
-        at = at.parent
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
-
-
-def _lock(fd: int, path: Path, wait_s: float) -> None:
-    deadline = monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if monotonic() > deadline:
-                raise FileError(path, "another session is saving here at this moment") from None
-            time.sleep(_LOCK_POLL_S)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            return  # a file system without locks
-        else:
-            return
-
-
-def _remove(name: str, parent: int) -> None:
-    shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
-
-
 # One worker's part in saving a checkpoint.
 #
 # The steps, of which each is done on all workers before the next begins on any:
@@ -244,14 +275,13 @@ def _remove(name: str, parent: int) -> None:
 # 1. The leader makes the folder of a new generation (`Save`).
 # 2. All are given what is to be saved (`add`), make their files (`start`), write their parts
 #    (`write`), and make them durable (`finish`).
-# 3. The leader checks that every file is there, and puts the index in its place
-#    (`commit`).
+# 3. The leader checks that every file is there, and makes the index (`commit`).
 #
 # `close` at any time before the last step leaves the checkpoint as it was.
 
 
-_NEW_PARTS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SHARED = "a checkpoint needs a folder that all workers share, such as one of a network file system"
+_FASTER = "another session saved here meanwhile, and its checkpoint is kept; save once more"
 
 
 class Save:
@@ -276,10 +306,11 @@ class Save:
         where = absolute_path(path)
         check_allowed(where, allowed, write=True)
         # A session that repeats its commands saves what it has saved.
-        self._done = current_generation(where) == generation
+        self._root = _real(where)
+        self._done = _current_generation(self._root) == generation
         leads = leads and not self._done
         self._folder = CheckpointFolder(where, allowed, generation) if leads else None
-        self._path = Path(os.path.realpath(where)) / generation
+        self._path = self._root / generation
         self._generation = generation
         self._worker = worker
         self._entries: list[Entry] = []
@@ -316,20 +347,23 @@ class Save:
             return
         layout = self._lay_out(self._worker)
         file = self._path / file_name(self._worker)
-        try:
-            folder = open_folder(self._path)
-        except (FileNotFoundError, NotADirectoryError):
-            problem = f"worker 0 made this folder, and worker {self._worker} does not see it"
-            raise FileError(self._path, f"{problem}: {_SHARED}") from None
-        self._opened.callback(os.close, folder)
         with refused_writes(file):
-            self._fd = os.open(file.name, _NEW_PARTS, 0o666, dir_fd=folder)
-            self._opened.callback(os.close, self._fd)
-            write_whole(self._fd, memoryview(layout.head), 0)
-        self._folder_fd = folder
+            folder = self._open_generation()
+            self._opened.callback(folder.close)
+            self._writer = folder.create(file.name, layout.nbytes)
+            self._opened.callback(self._writer.close)
+            self._writer.write(memoryview(layout.head), 0)
+        self._files = folder
         self._layout = layout
         for (number, bounds), offset in zip(mine, layout.offsets, strict=True):
             self._offsets[number] = offset, _nbytes(self._entries[number], bounds)
+
+    def _open_generation(self) -> Folder:
+        try:
+            return open_folder(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            problem = f"worker 0 made this folder, and worker {self._worker} does not see it"
+            raise FileError(self._path, f"{problem}: {_SHARED}") from None
 
     def has(self, number: int) -> bool:
         """Whether this worker writes a part of a tensor, which it has not written yet."""
@@ -349,7 +383,7 @@ class Save:
         at, file = 0, self._path / file_name(self._worker)
         with refused_writes(file):
             for piece in pieces:
-                write_whole(self._fd, piece[: nbytes - at], offset + at)
+                self._writer.write(piece[: nbytes - at], offset + at)
                 at += len(piece)
         if at != nbytes:
             name = self._entries[number].name
@@ -369,8 +403,7 @@ class Save:
             name = self._entries[min(self._offsets)].name
             raise FileError(file, "its part was not written", tensor=name)
         with refused_writes(file):
-            os.fsync(self._fd)
-            os.fsync(self._folder_fd)
+            self._writer.finish()
 
     def commit(self) -> None:
         """Makes what was written the checkpoint, when all have finished; the leader does.
@@ -382,23 +415,25 @@ class Save:
         if self._folder is None:
             self._committed = True  # from here on the leader decides whether the files stay
             return
-        files: dict[int, StoredFile] = {}
-        for worker in self._parts:
-            layout = self._lay_out(worker)
-            self._check_file(worker, layout, self._folder.generation_fd)
-            digest = hashlib.sha256(layout.head).hexdigest()
-            files[worker] = StoredFile(layout.nbytes, digest)
+        try:
+            files = {worker: self._check_file(worker, self._folder.files) for worker in self._parts}
+        except FileError:
+            if self._folder.is_overtaken():  # which has removed them
+                raise FileError(self._root, _FASTER) from None
+            raise
         index = encode_index(Index(self._generation, files, tuple(self._entries)))
         # From here on the index may name these files, whatever happens.
         self._committed = True
-        self._folder.swap(index)
+        if not self._folder.complete(index):
+            self._committed = False
+            raise FileError(self._root, _FASTER)
         self._folder.close()
 
     def close(self) -> None:
         """Ends the save; without `commit`, what was written is removed. Idempotent."""
         if not self._committed and self._layout is not None:
             with suppress(OSError):
-                os.unlink(file_name(self._worker), dir_fd=self._folder_fd)
+                self._files.remove(file_name(self._worker))
         self._layout = None
         self._release()
         if self._folder is not None:
@@ -406,7 +441,7 @@ class Save:
                 self._folder.discard()
             self._folder.close()
             self._folder = None
-        elif not (self._committed or self._done):
+        elif not (self._committed or self._done) and isinstance(self._path, Path):
             with suppress(OSError):
                 self._path.rmdir()  # the leader could not, while a file was in it
 
@@ -428,18 +463,21 @@ class Save:
                 f" for {room:,} beside the previous checkpoint",
             )
 
-    def _check_file(self, worker: int, layout: FileLayout, folder: int) -> None:
+    def _check_file(self, worker: int, folder: Folder) -> StoredFile:
+        layout = self._lay_out(worker)
         file = self._path / file_name(worker)
-        try:
-            fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        except FileNotFoundError:
-            problem = f"worker {worker} wrote this file, and worker 0 does not see it"
-            raise FileError(file, f"{problem}: {_SHARED}") from None
-        with os.fdopen(fd, "rb") as written:
-            size, head = os.fstat(fd).st_size, written.read(len(layout.head))
-        if (size, head) != (layout.nbytes, layout.head):
-            problem = f"expected {layout.nbytes} bytes that worker {worker} wrote, got {size}"
-            raise FileError(file, f"{problem} or others: {_SHARED}")
+        with refused_writes(file):
+            try:
+                written = folder.open_bytes(file.name)
+            except FileNotFoundError:
+                problem = f"worker {worker} wrote this file, and worker 0 does not see it"
+                raise FileError(file, f"{problem}: {_SHARED}") from None
+            written.close()
+            head = _read(folder, file.name, len(layout.head))
+        if (written.size, head) != (layout.nbytes, layout.head):
+            problem = f"expected {layout.nbytes} bytes that worker {worker} wrote"
+            raise FileError(file, f"{problem}, got {written.size} or others: {_SHARED}")
+        return StoredFile(layout.nbytes, hashlib.sha256(layout.head).hexdigest())
 
 
 def _nbytes(entry: Entry, bounds: Bounds) -> int:

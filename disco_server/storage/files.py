@@ -1,11 +1,10 @@
-"""Opens data files that the allow-list covers, and reads bytes of them."""
+"""Opens data files and objects that the allow-list covers, and reads bytes of them."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast
 
 from disco_client.errors import ConfigError
 from disco_client.wire.values import dtype_from_name
-from disco_server.settings import file_allowed
+from disco_server.settings import file_allowed, is_object, normal_place
+from disco_server.storage.folders import FileBytes, Where
+from disco_server.storage.stores import ObjectBytes, ObjectPath
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -60,16 +61,12 @@ class FileNotAllowed(PermissionError):
     """The allow-list does not cover a file."""
 
 
-_MOST_AT_ONCE = 1 << 30
-"""Linux reads at most 2 GiB in one call."""
-
-
-def check_allowed(path: Path, allowed: Sequence[str], *, write: bool = False) -> None:
+def check_allowed(path: Where, allowed: Sequence[str], *, write: bool = False) -> None:
     """Refuses a file or folder that sessions may not read, or not write.
 
     Args:
         path: Where it is.
-        allowed: The folders in which that is allowed (see `file_allowed`).
+        allowed: The folders and URLs in which that is allowed (see `file_allowed`).
         write: Whether it is to be written.
 
     Raises:
@@ -87,13 +84,22 @@ def check_allowed(path: Path, allowed: Sequence[str], *, write: bool = False) ->
         raise FileNotAllowed(msg)
 
 
-def absolute_path(path: str) -> Path:
+def absolute_path(path: str) -> Where:
     """Reads the path of a file or folder as clients send it, which may begin with ``~/``.
+
+    It may be a URL as well, such as ``s3://bucket/name`` or ``file:///name``.
 
     Raises:
         FileError: It is relative, or none.
     """
     problem = "expected an absolute path: workers have folders of their own"
+    try:
+        path = normal_place(path)
+    except ValueError as error:
+        # What does not belong into a URL may be a secret.
+        raise FileError(f"{path.partition('://')[0]}://", str(error)) from None
+    if is_object(path):
+        return ObjectPath(path)
     # ~USER would tell, before anything is checked, whether there is such a user and where he lives.
     own = path == "~" or path.startswith("~/")
     try:
@@ -106,7 +112,7 @@ def absolute_path(path: str) -> Path:
 
 
 class DataFile:
-    """One open file; a context manager.
+    """One open file or object; a context manager.
 
     Attributes:
         path: Where it is.
@@ -118,27 +124,22 @@ class DataFile:
         FileError: It is missing, no regular file, or cannot be opened.
     """
 
-    def __init__(self, path: Path, allowed: Sequence[str]) -> None:
+    def __init__(self, path: Where, allowed: Sequence[str]) -> None:
         check_allowed(path, allowed)
         self.path = path
         self.bytes_read = 0
         try:
-            # What was checked is opened: the last part is no link any more.
-            # Opening a pipe would wait for its writer.
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-            self._fd = os.open(os.path.realpath(path), flags)
+            if isinstance(path, ObjectPath):
+                self._content: ObjectBytes | FileBytes = ObjectBytes(path)
+            else:
+                self._content = _open_file(path, allowed)
+        except FileError:
+            raise
         except FileNotFoundError:
             raise FileError(path, "there is no such file here") from None
         except (OSError, ValueError) as error:
             raise FileError(path, f"cannot be opened: {reason(error)}") from None
-        status = os.fstat(self._fd)
-        self.size = status.st_size
-        if not _still_allowed(self._fd, allowed):
-            os.close(self._fd)
-            raise FileError(path, "a folder on its way was replaced while it was opened")
-        if not stat.S_ISREG(status.st_mode):
-            os.close(self._fd)
-            raise FileError(path, "expected a file, this is something else")
+        self.size = self._content.size
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +150,12 @@ class DataFile:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.close(self._fd)
+        self._content.close()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read is a request to a server, which takes milliseconds."""
+        return isinstance(self._content, ObjectBytes)
 
     def read_into(self, out: memoryview, offset: int) -> None:
         """Fills a buffer of bytes from an offset.
@@ -157,23 +163,47 @@ class DataFile:
         Raises:
             FileError: The file ends before, or the read failed.
         """
-        at = 0
-        while at < len(out):
-            try:
-                came = os.preadv(self._fd, [out[at : at + _MOST_AT_ONCE]], offset + at)
-            except OSError as error:
-                raise FileError(self.path, f"cannot be read: {reason(error)}") from None
-            if not came:
-                expected = f"expected {len(out)} bytes from offset {offset}"
-                raise FileError(self.path, f"{expected}, the file ends after {at} of them")
-            at += came
-            self.bytes_read += came
+        self.read_pieces([(out, offset)])
+
+    def read_pieces(self, pieces: Iterable[tuple[memoryview, int]]) -> None:
+        """Fills several buffers, each from its offset.
+
+        Raises:
+            FileError: The file ends before, or a read failed.
+        """
+        try:
+            for came in self._content.read_pieces(pieces):
+                self.bytes_read += came
+        except EOFError as error:
+            raise FileError(self.path, str(error)) from None
+        except OSError as error:
+            raise FileError(self.path, f"cannot be read: {reason(error)}") from None
 
     def read(self, count: int, offset: int = 0) -> bytes:
         """Reads a few bytes."""
         out = bytearray(count)
         self.read_into(memoryview(out), offset)
         return bytes(out)
+
+
+def _open_file(path: Path, allowed: Sequence[str]) -> FileBytes:
+    """Opens what was checked: the last part is no link any more.
+
+    Raises:
+        FileError: It is no file, or what was checked was replaced.
+        OSError: It cannot be opened.
+    """
+    # Opening a pipe would wait for its writer.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    fd = os.open(os.path.realpath(path), flags)
+    still = _still_allowed(fd, allowed)
+    opened = FileBytes(fd)
+    if still and opened.is_file:
+        return opened
+    opened.close()
+    if not still:
+        raise FileError(path, "a folder on its way was replaced while it was opened")
+    raise FileError(path, "expected a file, this is something else")
 
 
 def _still_allowed(fd: int, allowed: Sequence[str]) -> bool:
@@ -221,7 +251,7 @@ class Record:
     shape: tuple[int, ...]
     dtype: str
     stored: str
-    file: Path
+    file: Where
     offset: int
     nbytes: int
     block: tuple[int, int] = (0, 0)
@@ -261,7 +291,7 @@ def read_shape(value: object) -> tuple[int, ...] | None:
     return shape if math.prod(dim for dim in shape if dim) <= _MAX_COUNT else None
 
 
-def check_layout(path: Path, records: Iterable[Record], first: int, size: int) -> None:
+def check_layout(path: Where, records: Iterable[Record], first: int, size: int) -> None:
     """Checks that tensors lie inside a file, and none on another.
 
     Args:
@@ -291,7 +321,7 @@ def first_twice(names: Iterable[str]) -> str | None:
     return next((name for name in names if name in seen or seen.add(name)), None)
 
 
-def parse_json(path: Path | str, text: bytes | str) -> dict[str, Any]:
+def parse_json(path: Where | str, text: bytes | str) -> dict[str, Any]:
     """Reads a JSON object, strictly: UTF-8, and no key twice.
 
     Raises:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -32,12 +32,12 @@ from disco_server.storage.files import (
     is_count,
     parse_json,
     read_shape,
+    reason,
 )
+from disco_server.storage.folders import Where, list_names
 from disco_server.storage.safetensors import read_with_metadata
 from disco_server.storage.slices import plan_part, read_box, read_strips
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from disco_server.storage.stores import ObjectPath
 
 __all__ = [
     "Checkpoint",
@@ -58,7 +58,7 @@ _NARROW = "f32-to-bf16"
 """A record of float32 whose bytes are the upper halves of its numbers."""
 
 
-def read_tensor_cache(path: Path, text: bytes | str) -> list[Record]:
+def read_tensor_cache(path: Where, text: bytes | str) -> list[Record]:
     """Reads and checks what a tensor-cache.json says of its tensors.
 
     Args:
@@ -84,7 +84,7 @@ def read_tensor_cache(path: Path, text: bytes | str) -> list[Record]:
     return records
 
 
-def _read_file(path: Path, entry: Any) -> list[Record]:
+def _read_file(path: Where, entry: Any) -> list[Record]:
     fields: dict[str, Any] = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     name, kind, size = fields.get("dataPath"), fields.get("format"), fields.get("nbytes")
     tensors = fields.get("records")
@@ -102,7 +102,7 @@ def _read_file(path: Path, entry: Any) -> list[Record]:
     return records
 
 
-def _read_record(path: Path, file: Path, entry: Any) -> Record:
+def _read_record(path: Where, file: Where, entry: Any) -> Record:
     fields: dict[str, Any] = cast("dict[str, Any]", entry) if isinstance(entry, dict) else {}
     name, word, form = (fields.get(key) for key in ("name", "dtype", "format"))
     if not isinstance(name, str) or not name:
@@ -139,6 +139,7 @@ Metadata = Mapping[str, Any]
 
 _INDEX = "model.safetensors.index.json"
 _CACHES = ("tensor-cache.json", "ndarray-cache.json")
+_SUFFIXES = (".safetensors", ".gguf", ".json")
 _MAX_JSON = 256 << 20
 _FORMAT = "format"
 """The key of the metadata that says for which library a file was written."""
@@ -155,7 +156,7 @@ class Checkpoint:
         bytes_read: How many bytes of tensors were read so far.
     """
 
-    def __init__(self, path: Path, records: Sequence[Record], allowed: Sequence[str]) -> None:
+    def __init__(self, path: Where, records: Sequence[Record], allowed: Sequence[str]) -> None:
         self.path = path
         self.records = tuple(records)
         self.bytes_read = 0
@@ -182,7 +183,7 @@ class Checkpoint:
         """
         arrays: list[np.ndarray[Any, Any]] = []
         with ExitStack() as stack:
-            files: dict[Path, DataFile] = {}
+            files: dict[Where, DataFile] = {}
             for record, part in wanted:
                 if record.file not in files:
                     opened = DataFile(record.file, self._allowed)
@@ -235,7 +236,7 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
 
     Args:
         path: A safetensors or GGUF file, a safetensors index, a tensor-cache.json, or a
-            folder with such files.
+            folder with such files; or the URL of one.
         allowed: What may be read (see `file_allowed`).
 
     Raises:
@@ -244,7 +245,7 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     """
     where = absolute_path(path)
     check_allowed(where, allowed)
-    if _holds(where.is_dir):
+    if _is_folder(where):
         records = _read_folder(where, allowed)
     elif where.suffix == ".json":
         records = _read_json(where, allowed)
@@ -254,19 +255,27 @@ def open_checkpoint(path: str, allowed: Sequence[str]) -> Checkpoint:
     return Checkpoint(where, records, allowed)
 
 
-def _holds(question: Callable[[], bool]) -> bool:
-    """Tests a path; False for one that the system refuses to access."""
+def _is_folder(where: Where) -> bool:
+    """Whether it is a folder; an object whose name ends as that of a model's file is none."""
+    if isinstance(where, ObjectPath):
+        # Of a web server, which has no lists, all are files.
+        return where.suffix not in _SUFFIXES and not where.scheme.startswith("http")
     try:
-        return question()
-    except OSError:
+        return where.is_dir()
+    except OSError:  # the system refuses to access it
         return False
 
 
-def _read_folder(folder: Path, allowed: Sequence[str]) -> list[Record]:
+def _read_folder(folder: Where, allowed: Sequence[str]) -> list[Record]:
+    try:
+        names = list_names(folder)
+    except OSError as error:
+        raise FileError(folder, f"cannot be listed: {reason(error)}") from None
     for name in (_INDEX, *_CACHES):
-        if _holds((folder / name).exists):
+        if name in names:
             return _read_json(folder / name, allowed)
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.gguf"))
+    found = [sorted(name for name in names if name.endswith(end)) for end in _SUFFIXES[:2]]
+    files = [folder / name for name in found[0] or found[1]]
     if not files:
         expected = f"expected {_INDEX}, {_CACHES[0]}, *.safetensors or *.gguf in this folder"
         raise FileError(folder, f"{expected}, found none")
@@ -283,7 +292,7 @@ def _read_folder(folder: Path, allowed: Sequence[str]) -> list[Record]:
     return [*records.values(), *_tied(folder, records.values(), metadata)]
 
 
-def _read_file_of_tensors(path: Path, allowed: Sequence[str]) -> tuple[list[Record], Metadata]:
+def _read_file_of_tensors(path: Where, allowed: Sequence[str]) -> tuple[list[Record], Metadata]:
     with DataFile(path, allowed) as file:
         # As the length of a safetensors header these four bytes are more than it may be.
         if file.size >= len(gguf.MAGIC) and file.read(len(gguf.MAGIC)) == gguf.MAGIC:
@@ -291,7 +300,7 @@ def _read_file_of_tensors(path: Path, allowed: Sequence[str]) -> tuple[list[Reco
         return read_with_metadata(file)
 
 
-def _tied(path: Path, records: Iterable[Record], metadata: Iterable[Metadata]) -> list[Record]:
+def _tied(path: Where, records: Iterable[Record], metadata: Iterable[Metadata]) -> list[Record]:
     """The tensors that are there by a second name only.
 
     Of tensors that share their memory the format's library writes one, and ``{second name: its
@@ -318,7 +327,7 @@ def _tied(path: Path, records: Iterable[Record], metadata: Iterable[Metadata]) -
     return list(tied.values())
 
 
-def _read_json(path: Path, allowed: Sequence[str]) -> list[Record]:
+def _read_json(path: Where, allowed: Sequence[str]) -> list[Record]:
     with DataFile(path, allowed) as file:
         if file.size > _MAX_JSON:
             raise FileError(path, f"expected at most {_MAX_JSON} bytes of JSON, got {file.size}")
@@ -332,7 +341,7 @@ def _read_json(path: Path, allowed: Sequence[str]) -> list[Record]:
 
 
 def _read_index(
-    path: Path, weight_map: object, said: object, allowed: Sequence[str]
+    path: Where, weight_map: object, said: object, allowed: Sequence[str]
 ) -> list[Record]:
     entries = cast("dict[str, object]", weight_map) if isinstance(weight_map, dict) else {}
     if not isinstance(weight_map, dict):
@@ -381,7 +390,7 @@ class TensorFile:
         reversed: Whether its bytes are in Fortran's order, the first axis the fastest.
     """
 
-    path: Path
+    path: Where
     shape: tuple[int, ...]
     dtype: str
     stored: np.dtype[Any]

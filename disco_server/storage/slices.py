@@ -25,6 +25,11 @@ _GAP = 128
 _BLOCK = 1 << 20
 """How much is read at once where pieces are picked out of what was read."""
 
+_REMOTE_GAP = 1 << 20
+"""The same of an object in a store: in the time of a request that many bytes come."""
+
+_REMOTE_BLOCK = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Strips:
@@ -52,14 +57,19 @@ class Strips:
         last, length = self.segments[-1]
         return self.segments[0][0], last + length
 
-    def pick_from_blocks(self) -> bool:
-        """Whether to read over the gaps: where they are small, and so a call costs more."""
-        if self.count == 1 or self.stride > _BLOCK:
+    def pick_from_blocks(self, gap: int = _GAP, block: int = _BLOCK) -> bool:
+        """Whether to read over the gaps: where they are small, and so a call costs more.
+
+        Args:
+            gap: Bytes that are read in the time of a call.
+            block: How much is read at once.
+        """
+        if self.count == 1 or self.stride > block:
             return False
         calls = self.count * len(self.segments)
         begin, end = self.span
         covered = (self.count - 1) * self.stride + end - begin
-        return covered - self.nbytes <= calls * _GAP
+        return covered - self.nbytes <= calls * gap
 
 
 def plan_part(shape: Sequence[int], itemsize: int, axis: int, pieces: Intervals) -> Strips:
@@ -126,27 +136,27 @@ def read_strips(file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any
     """
     if not strips.nbytes:
         return
-    if strips.pick_from_blocks():
-        _pick_from_blocks(file, offset, strips, out)
-        return
-    target, at = out.data, 0
-    for start, length in _pieces(strips):
-        file.read_into(target[at : at + length], offset + start)
-        at += length
+    gap, block = (_REMOTE_GAP, _REMOTE_BLOCK) if file.is_remote else (_GAP, _BLOCK)
+    if strips.pick_from_blocks(gap, block):
+        _pick_from_blocks(file, offset, strips, out, block)
+    else:
+        file.read_pieces(_pieces(strips, offset, out.data))
 
 
-def _pieces(strips: Strips) -> Iterator[tuple[int, int]]:
+def _pieces(strips: Strips, offset: int, out: memoryview) -> Iterator[tuple[memoryview, int]]:
+    at = 0
     for index in range(strips.count):
         for start, length in strips.segments:
-            yield index * strips.stride + start, length
+            yield out[at : at + length], offset + index * strips.stride + start
+            at += length
 
 
 def _pick_from_blocks(
-    file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any, Any]
+    file: DataFile, offset: int, strips: Strips, out: np.ndarray[Any, Any], nbytes: int
 ) -> None:
     """Reads many patterns at once, gaps included, and copies the segments out of them."""
     begin, end = strips.span
-    at_once = max(1, _BLOCK // strips.stride)
+    at_once = max(1, nbytes // strips.stride)
     block = np.empty(min(at_once, strips.count) * strips.stride, np.uint8)
     rows = out.reshape(strips.count, -1)
     for first in range(0, strips.count, at_once):

@@ -6,7 +6,6 @@ its part of a tensor, first and last of each axis one after the other, or None.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,9 +49,9 @@ from disco_server.rank.objects import (
 from disco_server.rank.program import CompiledProgram
 from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.worker import Worker, current_worker
-from disco_server.storage.checkpoint_read import GENERATION, INDEX, Entry, StoredCheckpoint
-from disco_server.storage.checkpoint_write import Save
-from disco_server.storage.files import FileError, absolute_path, check_allowed
+from disco_server.storage.checkpoint_read import GENERATION, Entry, StoredCheckpoint
+from disco_server.storage.checkpoint_write import Save, remove_checkpoint
+from disco_server.storage.files import FileError, absolute_path
 
 if TYPE_CHECKING:
     from disco_client.wire.partition import Bounds
@@ -121,16 +120,17 @@ def save_start(save: Save) -> None:
 
 
 @register_func("runtime.disco._save_write")
-def save_write(save: Save, first: int, arrays: Sequence[Any]) -> None:
+def save_write(save: Save, numbers: Sequence[int], arrays: Sequence[Any]) -> None:
     """Writes this worker's parts of some tensors.
 
     Args:
         save: The save.
-        first: The number of the first tensor.
-        arrays: What this worker has of it and of those behind it.
+        numbers: The numbers of the tensors; over all calls those of large elements come first,
+            which is their order in a file.
+        arrays: What this worker has of them.
     """
     arrays_of = current_worker().arrays
-    for number, array in enumerate(arrays, first):
+    for number, array in zip(numbers, arrays, strict=True):
         if not _checked(save).has(number):
             continue
         entry = save.entries[number]
@@ -567,7 +567,8 @@ def snapshot_write(save: Save, taken: Snapshot, starts: Sequence[int]) -> None:
     if not isinstance(save, Save):
         msg = f"expected a save that was begun, got {type(save).__name__}"
         raise ArgumentRefused(msg)
-    for number, array in enumerate(_checked_snapshot(taken).tensors, starts[worker.worker_id]):
+    tensors = enumerate(_checked_snapshot(taken).tensors, starts[worker.worker_id])
+    for number, array in sorted(tensors, key=lambda each: -each[1].dtype.itemsize):
         if save.has(number):
             if worker.arrays.holds(array):
                 save.write(number, worker.arrays.read_pieces(array))
@@ -607,16 +608,8 @@ def snapshot_restore(path: str, fingerprint: str) -> None:
 def snapshot_remove(path: str) -> None:
     """Removes a checkpoint that is not needed any more; worker 0 does."""
     worker = current_worker()
-    where = absolute_path(path)
-    check_allowed(where, worker.allow_save, write=True)
-    if worker.worker_id or not (where / INDEX).is_file():
-        return
-    (where / INDEX).unlink(missing_ok=True)
-    for folder in where.iterdir():
-        if GENERATION.fullmatch(folder.name) and not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
-    if not any(where.iterdir()):
-        where.rmdir()
+    if not worker.worker_id:
+        remove_checkpoint(absolute_path(path), worker.allow_save)
 
 
 def _host(array: Any) -> np.ndarray[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 from disco_client.wire.arrays import byte_view
 from disco_client.wire.values import Device, Shape, is_array
 from disco_server.modules import loading
-from disco_server.modules.base import FileRefused, LoadedModule
+from disco_server.modules.base import FileRefused, LoadedModule, LoadNotAllowed
 from disco_server.modules.tvm import ModuleFunctions
 from disco_server.rank.builtins.checkpoints import read_bounds
 from disco_server.rank.builtins.core import noting_failure
@@ -27,8 +28,10 @@ from disco_server.rank.functions import (
 )
 from disco_server.rank.objects import offer_class
 from disco_server.rank.worker import Worker, current_worker
-from disco_server.storage.files import FileError
+from disco_server.settings import file_allowed
+from disco_server.storage.files import DataFile, FileError, absolute_path
 from disco_server.storage.model_files import TensorFile, open_npy, open_safetensors
+from disco_server.storage.stores import ObjectPath
 
 if TYPE_CHECKING:
     from disco_server.modules.cache import Incoming, ModuleCache
@@ -117,17 +120,23 @@ _NAMED = 20
 
 @register_func("runtime.disco.load_vm_module")
 def load_vm_module(path: str, where: Any = None) -> LoadedModule:
-    """Loads a module from a file of this node.
+    """Loads a module from a file of this node, or from an object store by its URL.
 
     Raises:
         LoadNotAllowed: The node does not let sessions load it.
         FileRefused: It is missing, or of no kind that can be loaded.
+        FileError: It is a URL, and cannot be read.
         ArgumentRefused: The device is not this worker's.
     """
     worker = current_worker()
     device = _own_device(worker, where)
     name = _text(path)
     loading.refuse_kind(name)
+    if "://" in name:
+        place = absolute_path(name)
+        if isinstance(place, ObjectPath):
+            return _loaded(_fetch(worker, place), name, device)
+        name = str(place)
     real = worker.loading.check_file(Path(name))
     loading.digest_of(real)  # says what is missing
     worker.audit("module loaded", str(real), "")
@@ -145,6 +154,36 @@ def load_content(path: str, digest: str, where: Any = None) -> LoadedModule:
     worker = current_worker()
     device = _own_device(worker, where)
     return _loaded(content_of(worker, path, digest), path, device)
+
+
+def _fetch(worker: Worker, url: ObjectPath) -> Path:
+    """A file of this node with what an object has; it is kept as uploads are.
+
+    Raises:
+        LoadNotAllowed: The node does not let sessions load it.
+        FileError: It cannot be read.
+        FileRefused: It is larger than what this node keeps.
+    """
+    rules = worker.loading
+    if not file_allowed(url, rules.allow):
+        msg = f"loading {str(url)!r} is not allowed on this worker"
+        raise LoadNotAllowed(f"{msg}; start disco-worker with --allow-load {url.parent}")
+    cache, suffix = _cache(worker), loading.refuse_kind(url.name)
+    with DataFile(url, rules.allow) as file:
+        if file.size > rules.cache_bytes:
+            msg = (
+                f"{url} has {file.size:,} bytes, more than the {rules.cache_bytes:,} that are kept"
+            )
+            raise FileRefused(msg)
+        content = file.read(file.size)
+    digest = hashlib.sha256(content).hexdigest()
+    worker.audit("module loaded", f"{url} (SHA-256 {digest})", "")
+    found = cache.find(digest, suffix)
+    if found is None:
+        incoming = cache.begin(digest, suffix, len(content))
+        incoming.append(memoryview(content))
+        found = incoming.finish()
+    return found
 
 
 def _loaded(file: Path, name: str, device: Device) -> LoadedModule:

@@ -34,7 +34,7 @@ DTYPES = [
     *("bool", "int8", "uint16", "int32", "int64", "float16", "float32", "float64"),
     *("complex64", "complex128", "bfloat16", "float8_e4m3fn", "int4", "datetime64[s]"),
 ]
-INDEX = "disco-checkpoint.json"
+INDEX = "disco-checkpoint-*.json"
 
 
 def dtype_of(name):
@@ -57,7 +57,8 @@ def same(tensor, array):
 
 
 def index_of(path):
-    return json.loads((path / INDEX).read_text())
+    (index,) = path.glob(INDEX)
+    return json.loads(index.read_text())
 
 
 def files_of(path):

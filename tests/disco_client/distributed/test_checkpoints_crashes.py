@@ -121,7 +121,7 @@ MOMENTS = {
     "its file is there": lambda path: len(sizes(path, 1)) > 1,
     "some is written": lambda path: any(1 << 16 < size < LARGE * 2 for size in sizes(path, 1)),
     "all is written": lambda path: sum(size > LARGE * 2 for size in sizes(path, 1)) > 1,
-    "the index is there": lambda path: any(path.glob("generation-*/index.json")),
+    "the index is there": lambda path: any(path.glob("disco-checkpoint-*2.json")),
 }
 
 

@@ -40,8 +40,9 @@ def save_steps(path, tensors, *, workers=2, allowed=("*",), generation=None):
             save.add(entries)
             save.start()
             yield "started", saves
+        in_order = sorted(enumerate(tensors.values()), key=lambda each: -each[1].dtype.itemsize)
         for worker, save in enumerate(saves):
-            for number, array in enumerate(tensors.values()):
+            for number, array in in_order:
                 piece = np.ascontiguousarray(np.array_split(array, workers)[worker])
                 data = memoryview(piece.reshape(-1).view(np.uint8))
                 save.write(number, [data[:5], data[5:]])

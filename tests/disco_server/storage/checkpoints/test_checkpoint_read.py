@@ -86,12 +86,14 @@ def test_a_checkpoint_that_is_replaced_meanwhile_says_so(tmp_path, write_checkpo
 def test_an_index_that_was_changed_is_found_out(tmp_path, write_checkpoint):
     """By parts that are not those of its files."""
     write_checkpoint(tmp_path, {"a": np.arange(4)})
-    index = tmp_path / "disco-checkpoint.json"
+    (index,) = tmp_path.glob("disco-checkpoint-*.json")
     content = json.loads(index.read_text())
     content["tensors"]["a"]["parts"][1]["bounds"] = [[0, 3]]
     content["tensors"]["a"]["parts"][0]["bounds"] = [[3, 4]]
     index.write_text(json.dumps(content))
-    with pytest.raises(FileError, match=r"expected int64 \[1\], as disco-checkpoint.json says"):
+    with pytest.raises(
+        FileError, match=r"expected int64 \[1\], as disco-checkpoint-0000000001.json says"
+    ):
         StoredCheckpoint(str(tmp_path), ("*",)).read([(0, ((0, 4),))])
 
 

@@ -24,7 +24,7 @@ def test_a_save_replaces_the_checkpoint_and_removes_the_old_one(
     write_checkpoint(tmp_path, NEW)
     write_checkpoint(tmp_path, OLD, generation=GENERATION)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {*others, "disco-checkpoint.json", GENERATION}
+    assert left == {*others, "disco-checkpoint-0000000002.json", GENERATION}
     stored = StoredCheckpoint(str(tmp_path), ("*",))
     assert np.array_equal(read_whole(stored, "a"), OLD["a"])
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_a_checkpoint_s_folder_is_refused(tmp_path, write_checkpo
 def test_a_checkpoint_that_cannot_be_read_is_not_replaced(tmp_path, write_checkpoint):
     """Because nobody knows which files belong to it: damaged, of a later version, a link."""
     write_checkpoint(tmp_path, OLD)
-    index = tmp_path / "disco-checkpoint.json"
+    (index,) = tmp_path.glob("disco-checkpoint-*.json")
     good = index.read_bytes()
     before = sorted(tmp_path.rglob("*"))
     for content in (b"", good[:-9], good.replace(b'"version": 1', b'"version": 2')):
