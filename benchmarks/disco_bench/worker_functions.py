@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,12 @@ __all__ = ["noop", "print_for", "raw_allreduces", "sleep_on", "spin_for", "time_
 
 
 disco_server.register_func("bench.jacobi_step")(jacobi_step)
+
+
+@disco_server.register_func("bench.bytes_read")
+def bytes_read() -> int:
+    """How many bytes this process has read so far, by the kernel's count."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @disco_server.register_func("bench.endless")
