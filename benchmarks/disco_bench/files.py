@@ -35,13 +35,13 @@ FILES = (
         for row in (
             Spec(
                 f"files.{form}",
-                f"a {word} array of 2 GiB, read by {WORKERS} workers",
+                f"an array of 2 GiB in {word}, read by {WORKERS} workers",
                 "B/s",
                 "the same array as .npy",
             ),
             Spec(
                 f"files.{form}_share",
-                f"what a worker reads of that {word} array at most, by its part",
+                f"what a worker reads of that in {word} at most, by its part",
                 "count",
                 limit=Limit("figure", _MUST_READ),
             ),
@@ -79,13 +79,14 @@ def measure_files(bench: Bench) -> None:
             saves = alternate(
                 partial(_save, session, folder / form, x, form),
                 partial(_save, session, folder / "disco", x, "disco"),
-                bench.pick(3, 1),
+                bench.pick(2, 1),
+                warm_up=0,
             )
             bench.record(f"files.save_{form}", saves.measured())
             reads = alternate(
                 partial(_read, session, file, array.nbytes),
                 partial(_read, session, from_npy(folder / "a.npy"), array.nbytes),
-                bench.pick(5, 1),
+                bench.pick(3, 1),
             )
             bench.record(f"files.{form}", reads.measured())
             share = _bytes_read(session, file) * WORKERS / array.nbytes

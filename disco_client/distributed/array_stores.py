@@ -158,7 +158,7 @@ def _write(
 ) -> None:
     held = list(arrays.values())
     largest = [max(_part_bytes(array, part) for part in array.parts.values()) for array in held]
-    turns: set[int] = set().union(*(array.takers_of_turns(form) for array in held))
+    turns = {worker for array in held for worker in array.takers_of_turns(form)}
     # All at once what nobody shares, which only Zarr has, and then one worker after the other.
     passes = [*([-1] if form == "zarr" else []), *sorted(turns)]
     total = sum(array.nbytes for array in held)

@@ -18,7 +18,7 @@ import re
 import shutil
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +155,7 @@ class ArraySave(ABC):
         self._end()
 
     @contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
+    def _writing(self, name: str) -> Generator[None]:
         """Turns errors of a format's library into errors that name the store and the array."""
         if name and not self._beside.exists():
             problem = f"worker 0 made {self._beside.name} here, which this worker does not see"

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -334,7 +334,7 @@ def _values(dataset: Any, key: str, path: Path, name: str) -> list[Any]:
     if found.dtype.kind not in "iuf":
         problem = f"expected numbers for its attribute {key}, got {found.dtype}"
         raise FileError(path, problem, tensor=name)
-    return cast("list[Any]", list(found.reshape(-1)))
+    return list(found.reshape(-1))
 
 
 def _number(dataset: Any, key: str, path: Path, name: str) -> Any:

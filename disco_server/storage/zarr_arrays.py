@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,10 +52,10 @@ class _ZarrArray(TensorFile):
         if not out.size:
             return out
         try:
-            array = _open(self.path, self.name, allowed)
+            array = _library(self.path).open_array(self.path, self.name, allowed)
             same = (array.shape, dtype_name(array.dtype)) == (self.shape, self.dtype)
             if same:
-                out[...] = array[tuple(slice(*each) for each in bounds)]
+                _library(self.path).read_into(array, bounds, out)
         except (FileError, FileNotAllowed):
             raise
         except LIBRARY_ERRORS as error:
@@ -64,11 +65,12 @@ class _ZarrArray(TensorFile):
         return out
 
 
-def _open(root: Path, name: str, allowed: Sequence[str]) -> Any:
+def _library(root: Path) -> ModuleType:
+    """The module that imports zarr."""
     load_library("zarr", "zarr", root)
     from disco_server.storage import zarr_folder
 
-    return zarr_folder.open_array(root, name, allowed)
+    return zarr_folder
 
 
 def open_zarr(path: str, name: str, allowed: Sequence[str]) -> TensorFile:
@@ -85,7 +87,7 @@ def open_zarr(path: str, name: str, allowed: Sequence[str]) -> TensorFile:
     """
     root = absolute_path(path)
     check_allowed(root, allowed)
-    load_library("zarr", "zarr", root)
+    library = _library(root)
     if not root.is_dir():
         raise FileError(root, "expected the folder of a Zarr array or group, there is none here")
     if ".." in name.split("/") or not _is_array(root / name, allowed):
@@ -93,7 +95,7 @@ def open_zarr(path: str, name: str, allowed: Sequence[str]) -> TensorFile:
         what = f"it has no array {name!r}" if name else "it is no array, name one that it holds"
         raise FileError(root, f"{what}; it has {has}")
     try:
-        array = _open(root, name, allowed)
+        array = library.open_array(root, name, allowed)
         stored: np.dtype[Any] = array.dtype
     except (FileError, FileNotAllowed):
         raise

@@ -8,24 +8,26 @@ code on the bytes of a chunk, as ``pickle`` does, so only the codecs of a list a
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import zarr
-import zarr.errors
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+import numpy as np
 
 from disco_server.storage.checkpoint_write import refused_writes, write_whole
 from disco_server.storage.files import DataFile, FileError, check_allowed
 
 if TYPE_CHECKING:
-    from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
+    from disco_client.wire.partition import Bounds
 
-__all__ = ["FolderStore", "create_arrays", "is_zarr", "open_array"]
+__all__ = ["FolderStore", "create_arrays", "is_zarr", "open_array", "read_into"]
 
+
+_zarr: Any = importlib.import_module("zarr")
+_interface: Any = importlib.import_module("zarr.abc.store")
+_buffers: Any = importlib.import_module("zarr.core.buffer.cpu")
 
 _ROOTS = ("zarr.json", ".zarray", ".zgroup")
 """The files of which a node of a Zarr hierarchy has one."""
@@ -43,7 +45,7 @@ _CODECS = frozenset(
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class FolderStore(Store):
+class FolderStore(_interface.Store):
     """The keys of a Zarr hierarchy as files of a folder that the allow-list covers.
 
     Args:
@@ -57,7 +59,7 @@ class FolderStore(Store):
     supports_listing = False
 
     def __init__(self, root: Path, allowed: Sequence[str], *, write: bool = False) -> None:
-        super().__init__(read_only=not write)
+        _interface.Store.__init__(self, read_only=not write)
         self._root = root
         self._allowed = tuple(allowed)
 
@@ -86,7 +88,7 @@ class FolderStore(Store):
             return True
         return True
 
-    def _read(self, key: str, asked: ByteRequest | None) -> bytes | None:
+    def _read(self, key: str, asked: Any) -> bytes | None:
         path = self._path(key)
         if not self._is_there(path):
             return None
@@ -94,16 +96,14 @@ class FolderStore(Store):
             start, stop = _range(asked, file.size)
             return file.read(max(0, stop - start), start)
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
         """The value of a key, or a part of it; None where there is none."""
         content = await asyncio.to_thread(self._read, key, byte_range)
         return None if content is None else prototype.buffer.from_bytes(content)
 
     async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
+        self, prototype: Any, key_ranges: Iterable[tuple[str, Any]]
+    ) -> Sequence[Any]:
         """Parts of the values of several keys."""
         wanted = (self.get(key, prototype, part) for key, part in key_ranges)
         return list(await asyncio.gather(*wanted))
@@ -123,7 +123,7 @@ class FolderStore(Store):
             finally:
                 os.close(fd)
 
-    async def set(self, key: str, value: Buffer) -> None:
+    async def set(self, key: str, value: Any) -> None:
         """Writes the value of a key, which is durable then."""
         self._check_writable()
         await asyncio.to_thread(self._write, key, value.to_bytes())
@@ -148,12 +148,12 @@ class FolderStore(Store):
         raise NotImplementedError
 
 
-def _range(asked: ByteRequest | None, size: int) -> tuple[int, int]:
-    if isinstance(asked, RangeByteRequest):
+def _range(asked: Any, size: int) -> tuple[int, int]:
+    if isinstance(asked, _interface.RangeByteRequest):
         return asked.start, min(asked.end, size)
-    if isinstance(asked, OffsetByteRequest):
+    if isinstance(asked, _interface.OffsetByteRequest):
         return asked.offset, size
-    if isinstance(asked, SuffixByteRequest):
+    if isinstance(asked, _interface.SuffixByteRequest):
         return max(0, size - asked.suffix), size
     return 0, size
 
@@ -171,11 +171,21 @@ def open_array(root: Path, name: str, allowed: Sequence[str], *, write: bool = F
         FileError: It has a codec that is not in the list.
     """
     store = FolderStore(root, allowed, write=write)
-    array: Any = zarr.open_array(store=store, path=name, mode="r+" if write else "r")
+    array: Any = _zarr.open_array(store=store, path=name, mode="r+" if write else "r")
     unknown = sorted(set(_codec_names(array.metadata.to_dict())) - _CODECS)
     if unknown:
         raise FileError(root, f"its codec {unknown[0]!r} is none that may be used", tensor=name)
     return array
+
+
+def read_into(array: Any, bounds: Bounds, out: np.ndarray[Any, Any]) -> None:
+    """Reads a part of an array into another one of its shape."""
+    place = tuple(slice(*each) for each in bounds)
+    if out.shape and array.dtype == out.dtype:
+        # Without an array of the part in between, of which there may be no room for two.
+        array.get_basic_selection(place, out=_buffers.NDBuffer.from_numpy_array(out))
+    else:
+        out[...] = array[place]
 
 
 def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -183,7 +193,7 @@ def _codec_names(metadata: Mapping[str, Any]) -> Iterator[str]:
     for key in ("codecs", "index_codecs", "filters", "compressor"):
         held: Any = metadata.get(key) or ()
         for codec in cast("Iterable[Any]", (held,) if isinstance(held, Mapping) else held):
-            said: Mapping[str, Any] = codec if isinstance(codec, Mapping) else codec.to_dict()
+            said = cast("Mapping[str, Any]", codec)
             yield str(said.get("name", said.get("id"))).removeprefix("numcodecs.")
             yield from _codec_names(cast("Mapping[str, Any]", said.get("configuration") or {}))
 
@@ -200,16 +210,23 @@ def create_arrays(
     """
     store = FolderStore(root, allowed, write=True)
     made = {""}
-    zarr.create_group(store=store)
+    _zarr.create_group(store=store)
     for name, shape, dtype, chunks in arrays:
         parts = name.split("/")
         for end in range(1, len(parts)):
             group = "/".join(parts[:end])
             if group not in made:
                 made.add(group)
-                zarr.create_group(store=store, path=group)
-        # A chunk of zeros is written too: one that is missing was lost.
+                _zarr.create_group(store=store, path=group)
+        # A chunk of zeros is written too: one that is missing was lost. Numbers are not compressed,
+        # since those of tensors hardly can be, and it takes three times as long.
         options: Any = {"write_empty_chunks": True}
-        zarr.create_array(
-            store=store, name=name, shape=shape, dtype=dtype, chunks=chunks, config=options
+        _zarr.create_array(
+            store=store,
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            chunks=chunks,
+            compressors=None,
+            config=options,
         )
