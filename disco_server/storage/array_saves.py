@@ -148,7 +148,6 @@ class ArraySave(ABC):
             with refused_writes(self.path):
                 self._replace()
                 sync_folder(self.path.parent)
-            self._end.detach()
 
     def close(self) -> None:
         """Ends the save; without `commit`, what was written is removed. Idempotent."""

@@ -101,6 +101,35 @@ def test_files_of_other_programs_are_distributed_as_arrays_are(
     assert np.array_equal(x.numpy(), wanted)
 
 
+@pytest.mark.parametrize("form", [*FORMATS, "npy"])
+@pytest.mark.parametrize(
+    "items",
+    [
+        (slice(3, 9), slice(2, None), 1),
+        (-2, ..., slice(1, -1)),
+        (..., 3, 0),
+        slice(5, 2),
+        (slice(1, 8), slice(None), slice(1, 2)),
+        (4, 2, 1),
+    ],
+)
+def test_a_part_of_a_file_is_taken_as_numpy_takes_it(workers, tmp_path, form, items):
+    """Each worker has its own part of that part."""
+    array = np.arange(10 * 5 * 3.0).reshape(10, 5, 3)
+    if form == "npy":
+        np.save(tmp_path / "a.npy", array)
+        file = from_npy(tmp_path / "a.npy")
+    else:
+        write(form, tmp_path / "a", array, (4, 2, 3))
+        file = READ[form](tmp_path / "a", "g/x")
+    wanted = np.asarray(array[items])
+    placement = "S[0]" if wanted.ndim else "R"
+    x = workers.distribute(file[items], None, placement)
+    assert np.array_equal(x.numpy(), wanted)
+    for worker, part in enumerate(np.array_split(wanted, 4) if wanted.ndim else [wanted] * 4):
+        assert np.array_equal(x.shard(worker), part)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 @settings(max_examples=15)
 @given(shape=st.lists(st.integers(0, 7), max_size=3), mesh=st.sampled_from(MESHES), data=st.data())

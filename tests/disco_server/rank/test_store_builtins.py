@@ -47,10 +47,13 @@ def test_two_workers_write_an_array(at, tmp_path):
         call("describe", saves[-1], [row((0, 3), (3, 4))])
         call("start", saves[-1])
     parts = [np.array([1, 2, 3]), np.array([4])]
+    chunks = {-1: {"0"}, 0: {"0", "1"}, 1: {"0", "1"}}  # of which both share the second
     for turn in (-1, 0, 1):
         for worker in (0, 1):
             at(worker)
             call("write", saves[worker], 0, [parts[worker]], turn)
+        made = {each.name for each in path.parent.glob(".a.zarr.*/x/c/*")}
+        assert made == chunks[turn]
     assert not path.exists()
     for worker in (1, 0):
         at(worker)
