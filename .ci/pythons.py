@@ -15,7 +15,10 @@ from dist import ROOT, VERSIONS, interpreters
 
 NEEDED = (("--editable", ".[server]"), ("--group", "test"))
 WANTED = (
-    *(("--editable", f".[{extra}]") for extra in ("tvm", "examples", "kernels", "otel")),
+    *(
+        ("--editable", f".[{extra}]")
+        for extra in ("tvm", "examples", "hdf5", "kernels", "netcdf", "otel", "zarr")
+    ),
     ("--group", "lint"),
 )
 

@@ -26,6 +26,7 @@ from disco_bench.control import COMMANDS, SYNC, measure_commands, measure_sync
 from disco_bench.dtensor import DTENSOR, measure_dtensor
 from disco_bench.embedded import EMBEDDED, measure_embedded
 from disco_bench.fairness import FAIRNESS, measure_fairness
+from disco_bench.files import FILES, measure_files
 from disco_bench.idle import IDLE, measure_idle
 from disco_bench.interrupts import INTERRUPTS, measure_interrupts
 from disco_bench.llama import LLAMA, measure_llama
@@ -76,6 +77,7 @@ SECTIONS = {
     "service": RowGroup(SERVICE, measure_service),
     "embedded": RowGroup(EMBEDDED, measure_embedded),
     "arrays": RowGroup((*ARRAYS, *NUMPY_NAMES), _measure_arrays),
+    "files": RowGroup(FILES, measure_files),
     "collectives": RowGroup(COLLECTIVES, measure_collectives),
     "dtensor": RowGroup(DTENSOR, measure_dtensor),
     "torch_steps": RowGroup(TORCH_STEPS, measure_torch_steps),

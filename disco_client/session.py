@@ -1001,6 +1001,7 @@ class Session:
         path: str | os.PathLike[str],
         tensors: Mapping[str, DTensor],
         *,
+        format: str = "disco",  # noqa: A002  (as pandas and torch name it)
         progress: bool | None = None,
     ) -> None:
         """Saves distributed tensors; each worker writes its own parts.
@@ -1012,18 +1013,25 @@ class Session:
         Args:
             path: A folder that all workers share; made where it is missing. A relative
                 path is taken from the client's own folder. Or the URL of a place in an
-                object store, such as ``s3://bucket/step-1``.
+                object store, such as ``s3://bucket/step-1``. For the formats ``"hdf5"`` and
+                ``"netcdf"`` a file in such a folder.
             tensors: The tensors by their names. Of copies the first worker's is
                 written; partial values are combined first.
+            format: ``"disco"`` for a checkpoint, which :meth:`load` reads. ``"zarr"``,
+                ``"hdf5"`` and ``"netcdf"`` (of version 4) make a store of arrays for other
+                programs, whose names may lie in groups, as ``"run/w"``; see
+                :func:`~disco_client.distributed.from_zarr` and its kind. To Zarr all workers
+                write at once, to the others one after the other.
             progress: Whether to show a progress bar on standard error; None shows it
                 on a terminal.
 
         Raises:
-            ConfigError: The path or a name is none, or something is no distributed
-                tensor.
+            ConfigError: The path or a name is none, something is no distributed
+                tensor, or the format does not exist or have a tensor's dtype.
             ForeignReference: A tensor belongs to another session, or its register was freed.
             BadFile: The folder or store cannot be written, has no room, is not shared by
-                all workers, or another session saves there.
+                all workers, or another session saves there; or a worker lacks the format's
+                library.
             NotAllowed: A worker's ``--allow-save`` does not cover the folder.
             RemoteError: A tensor could not be computed.
             SessionError: The session is closed or lost.
@@ -1035,6 +1043,14 @@ class Session:
             ['x']
         """
         self._check_may_wait("save, path, tensors")
+        if format != "disco":
+            import_uninterrupted("disco_client.distributed.array_stores")
+            from disco_client.distributed import array_stores
+
+            array_stores.save_arrays(
+                self._core, path, self._engine, tensors, format, progress=progress
+            )
+            return
         import_uninterrupted("disco_client.distributed.storage")
         from disco_client.distributed import storage
 

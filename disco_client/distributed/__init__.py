@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from disco_client.distributed.dtensor import DTensor
-from disco_client.distributed.file_tensors import FileTensor, from_npy, from_safetensors
+from disco_client.distributed.file_tensors import (
+    FileTensor,
+    from_hdf5,
+    from_netcdf,
+    from_npy,
+    from_safetensors,
+    from_zarr,
+)
 from disco_client.distributed.mesh import DeviceMesh, device_mesh
 from disco_client.distributed.ops import LOCAL_AXIS, Local, Pattern, register_rule
 from disco_client.distributed.placement import (
@@ -37,8 +44,11 @@ __all__ = [
     "ShardingPicture",
     "TensorStructInfo",
     "device_mesh",
+    "from_hdf5",
+    "from_netcdf",
     "from_npy",
     "from_safetensors",
+    "from_zarr",
     "register_rule",
     "visualize_sharding",
 ]

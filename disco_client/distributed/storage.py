@@ -22,7 +22,7 @@ from disco_client.wire.values import Shape, dtype_name
 if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
 
-__all__ = ["LoadChoice", "Stored", "await_values", "load", "lying", "save"]
+__all__ = ["LoadChoice", "Stored", "await_values", "check_tensors", "load", "lying", "save"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def save(
 ) -> None:
     """Saves distributed tensors; see ``Session.save``."""
     where = whole_path(path)
-    _check_tensors(engine, tensors)
+    check_tensors(engine, tensors)
     # Raises earlier failures before anything is written; and a capture is refused here.
     core.sync()
     whole = {name: lying(tensor, tensor.placement.plain()) for name, tensor in tensors.items()}
@@ -202,7 +202,8 @@ def _save(core: SessionCore, step: str, *args: object) -> DRef:
     return core.call_now(f"runtime.disco._save_{step}", *args)
 
 
-def _check_tensors(engine: Computing, tensors: object) -> None:
+def check_tensors(engine: Computing, tensors: object) -> None:
+    """Refuses what is no mapping of names to distributed tensors of this session."""
     if not isinstance(tensors, Mapping) or not tensors:
         raise ConfigError(f"expected tensors by name, such as {{'w': w}}, got {tensors!r}")
     for name, tensor in cast("Mapping[object, object]", tensors).items():

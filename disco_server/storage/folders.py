@@ -23,6 +23,8 @@ __all__ = [
     "Writer",
     "list_names",
     "open_folder",
+    "sync_folder",
+    "write_whole",
 ]
 
 Where = Path | ObjectPath
@@ -92,7 +94,7 @@ class FileWriter:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Writes bytes."""
-        _write_whole(self._fd, data, offset)
+        write_whole(self._fd, data, offset)
 
     def finish(self) -> None:
         """Makes the file durable."""
@@ -117,6 +119,7 @@ class LocalFolder:
 
     def __init__(self, path: str | Path, parent: int | None = None) -> None:
         self._fd = os.open(path, _FOLDER, dir_fd=parent)
+        self._locked = False
 
     def lock(self, wait_s: float) -> bool:
         """Keeps other savers out until it is closed; False where the file system cannot.
@@ -138,6 +141,7 @@ class LocalFolder:
                     raise
                 return False
             else:
+                self._locked = True
                 return True
 
     def room(self) -> int | None:
@@ -180,7 +184,7 @@ class LocalFolder:
         """
         fd = os.open(claim, os.O_WRONLY | _OLD, dir_fd=self._fd)
         try:
-            _write_whole(fd, memoryview(content), 0)
+            write_whole(fd, memoryview(content), 0)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -189,10 +193,14 @@ class LocalFolder:
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno in _NO_LINKS:
-                problem = "the file system has no hard links, with which a checkpoint is completed"
+            if error.errno not in _NO_LINKS:
+                raise
+            if not self._locked:
+                problem = "the file system has neither hard links nor locks, and a save needs one"
                 raise OSError(error.errno, problem) from None
-            raise
+            if name in self.names():
+                return False
+            os.rename(claim, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
         return True
 
@@ -248,14 +256,20 @@ def _make_folders(path: Path) -> None:
         at = at.parent
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
-        fd = os.open(folder.parent, _FOLDER)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(folder.parent)
 
 
-def _write_whole(fd: int, data: memoryview, offset: int) -> None:
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder durable."""
+    fd = os.open(path, _FOLDER)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_whole(fd: int, data: memoryview, offset: int) -> None:
+    """Writes all of some bytes from an offset."""
     at = 0
     while at < len(data):
         at += os.pwrite(fd, data[at:], offset + at)

@@ -38,11 +38,12 @@ from disco_server.storage.folders import Where, list_names
 from disco_server.storage.safetensors import read_with_metadata
 from disco_server.storage.slices import plan_part, read_box, read_strips
 from disco_server.storage.stores import ObjectPath
+from disco_server.storage.tensor_files import TensorFile, nearest_names
 
 __all__ = [
     "Checkpoint",
+    "FlatTensor",
     "Part",
-    "TensorFile",
     "open_checkpoint",
     "open_npy",
     "open_safetensors",
@@ -378,36 +379,21 @@ _MAX_HEADER = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class TensorFile:
-    """Where a tensor lies in a file.
+class FlatTensor(TensorFile):
+    """A tensor whose numbers lie one behind the other in a file.
 
     Attributes:
-        path: The file.
-        shape: The tensor's extents.
-        dtype: The name of its dtype.
         stored: The dtype of its bytes.
         offset: Of its first byte.
         reversed: Whether its bytes are in Fortran's order, the first axis the fastest.
     """
 
-    path: Where
-    shape: tuple[int, ...]
-    dtype: str
     stored: np.dtype[Any]
     offset: int
     reversed: bool = False
 
     def read(self, bounds: Bounds, allowed: Sequence[str]) -> np.ndarray[Any, Any]:
-        """Reads a part.
-
-        Args:
-            bounds: Of the part.
-            allowed: What may be read (see `file_allowed`).
-
-        Raises:
-            FileNotAllowed: The allow-list does not cover the file.
-            FileError: It is gone or was cut short, or the read failed.
-        """
+        """Reads a part; see `TensorFile.read`."""
         order = slice(None, None, -1 if self.reversed else None)
         part = bounds[order]
         array = empty_array(shape_within(part), self.stored)
@@ -423,7 +409,7 @@ class TensorFile:
         return out
 
 
-def open_safetensors(path: str, name: str, allowed: Sequence[str]) -> TensorFile:
+def open_safetensors(path: str, name: str, allowed: Sequence[str]) -> FlatTensor:
     """Finds a tensor in any of the files that ``open_checkpoint`` reads.
 
     Raises:
@@ -434,18 +420,17 @@ def open_safetensors(path: str, name: str, allowed: Sequence[str]) -> TensorFile
     found = {record.name: record for record in opened.records}
     record = found.get(name)
     if record is None:
-        more = ", ..." if len(found) > _NAMED else ""
-        has = ", ".join(map(repr, list(found)[:_NAMED])) + more if found else "none"
+        has = nearest_names(name, found)
         raise FileError(opened.path, f"it has no tensor {name!r}; it has {has}")
     stored = find_dtype(record.stored)
     if stored is None or not record.dtype:
         raise FileError(
             record.file, f"no array can have its dtype {record.stored}", tensor=record.name
         )
-    return TensorFile(record.file, record.shape, record.dtype, stored, record.offset)
+    return FlatTensor(record.file, record.shape, record.dtype, stored, record.offset)
 
 
-def open_npy(path: str, allowed: Sequence[str]) -> TensorFile:
+def open_npy(path: str, allowed: Sequence[str]) -> FlatTensor:
     """Reads the header of a file that ``numpy.save`` wrote.
 
     Raises:
@@ -467,7 +452,7 @@ def open_npy(path: str, allowed: Sequence[str]) -> TensorFile:
             raise FileError(where, problem)
         if stored.itemsize == 0:
             raise FileError(where, f"its dtype {stored} has no bytes")
-    return TensorFile(where, tuple(shape), name, stored, stream.tell(), bool(fortran))
+    return FlatTensor(where, tuple(shape), name, stored, stream.tell(), bool(fortran))
 
 
 def _reader_of(

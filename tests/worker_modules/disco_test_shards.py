@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import sys
 from pathlib import Path
 
 import disco_server
@@ -55,6 +56,12 @@ def get_shard_info():
 def bytes_read():
     """How many bytes this process has read so far, by the kernel's count."""
     return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@disco_server.register_func("tests.lose_library")
+def lose_library(name):
+    """Makes a library one that cannot be imported in this process."""
+    sys.modules[name] = None
 
 
 @disco_server.register_func("tests.this_module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -30,8 +30,11 @@ from disco_server.rank.objects import offer_class
 from disco_server.rank.worker import Worker, current_worker
 from disco_server.settings import file_allowed
 from disco_server.storage.files import DataFile, FileError, absolute_path
-from disco_server.storage.model_files import TensorFile, open_npy, open_safetensors
+from disco_server.storage.hdf5 import open_hdf5, open_netcdf
+from disco_server.storage.model_files import open_npy, open_safetensors
 from disco_server.storage.stores import ObjectPath
+from disco_server.storage.tensor_files import TensorFile
+from disco_server.storage.zarr_arrays import open_zarr
 
 if TYPE_CHECKING:
     from disco_server.modules.cache import Incoming, ModuleCache
@@ -42,12 +45,22 @@ __all__ = ["content_of"]
 Array = np.ndarray[Any, Any]
 
 
+_OPENERS: dict[str, Callable[[str, str, Sequence[str]], TensorFile]] = {
+    "hdf5": open_hdf5,
+    "netcdf": open_netcdf,
+    "npy": lambda path, _, allowed: open_npy(path, allowed),
+    "safetensors": open_safetensors,
+    "zarr": open_zarr,
+}
+"""How a tensor is found in a file of each kind, by path and name; their libraries load then."""
+
+
 @register_func("runtime.disco._file_open")
 def file_open(kind: str, path: str, name: str, readers: Sequence[int]) -> TensorFile | None:
     """Finds a tensor in a file.
 
     Args:
-        kind: "safetensors" or "npy".
+        kind: Of the file.
         path: The file.
         name: The tensor's name, where files have several.
         readers: The workers that read of it; for the others it need not be there.
@@ -55,13 +68,10 @@ def file_open(kind: str, path: str, name: str, readers: Sequence[int]) -> Tensor
     if current_worker().worker_id not in readers:
         return None
     worker = current_worker()
-    if kind == "npy":
-        found = open_npy(path, worker.allow_read)
-    elif kind == "safetensors":
-        found = open_safetensors(path, name, worker.allow_read)
-    else:
-        msg = f"expected 'safetensors' or 'npy', got {kind!r}"
+    if kind not in _OPENERS:
+        msg = f"expected one of {', '.join(map(repr, _OPENERS))}, got {kind!r}"
         raise ArgumentRefused(msg)
+    found = _OPENERS[kind](path, name, worker.allow_read)
     worker.audit("file opened", path, "")
     return found
 
@@ -76,7 +86,11 @@ def file_facts(file: TensorFile | None) -> list[Any] | None:
 
 @register_func("runtime.disco._file_read")
 def file_read(
-    file: TensorFile | None, shape: Shape, dtype: str, table: Sequence[Any]
+    file: TensorFile | None,
+    shape: Shape,
+    dtype: str,
+    table: Sequence[Any],
+    dropped: Sequence[int] = (),
 ) -> Array | None:
     """Reads this worker's part.
 
@@ -85,6 +99,7 @@ def file_read(
         shape: What the first reader's file says.
         dtype: The same.
         table: For each worker the bounds of its part, or None.
+        dropped: Axes of which there is one index, and which its part does not have.
 
     Raises:
         FileError: This worker's file says otherwise.
@@ -98,7 +113,10 @@ def file_read(
     bounds = read_bounds(table, worker.worker_id, file.shape)
     if bounds is None:
         return None
-    return worker.arrays.from_host(file.read(bounds, worker.allow_read))
+    part = file.read(bounds, worker.allow_read)
+    if dropped:
+        part = part.reshape([n for axis, n in enumerate(part.shape) if axis not in dropped])
+    return worker.arrays.from_host(part)
 
 
 def _checked(file: Any) -> TensorFile:
