@@ -60,7 +60,7 @@ _SLOTS_HELP = "Give each node so many slots, a CPU each; beside --gpus, so many 
 
 @click.group()
 def cluster() -> None:
-    """Start, list and stop clusters in jobs of a batch system.
+    """Start a cluster in a job of Slurm, or end it.
 
     Run it where jobs are submitted, such as a login node of Slurm.
     """

@@ -30,7 +30,7 @@ _SILENT_S = 45.0
 """How long a slurmctld that does not answer is asked again: it may be busy, or restarted."""
 _PAUSE_S = 2.0
 _SILENT = re.compile("[Uu]nable to contact|timed out|Connection refused")
-_OVER = re.compile("Invalid job id|already complet")
+_OVER = re.compile("Invalid job id|already completing")
 _WAITS = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"))
 _RUNS = frozenset(("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"))
 _FORMAT = "%T|%L|%N|%r"
