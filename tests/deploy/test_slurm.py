@@ -26,7 +26,6 @@ with disco_client.connect(num_workers=2, timeout=60) as session:
         session.sync_all()
         time.sleep(0.1)
 """
-RESUME = ("scontrol", "update", "NodeName=node-b", "State=RESUME")
 
 pytestmark = [
     pytest.mark.netns,
@@ -88,10 +87,7 @@ def test_a_job_loses_a_node(slurm_nodes, submit, tmp_path, eventually):
     with cut(slurm_nodes.hosts[1]):
         assert slurm_nodes.ended(job) in ("FAILED", "NODE_FAIL")
         assert "NodeLost: lost node 'node-b'" in output(tmp_path)
-    # As an administrator would; by itself Slurm looks at a node that is down only now and then.
-    eventually(
-        lambda: slurm_nodes.idle(1) or not slurm_nodes.run(*RESUME), 60, "both nodes to be idle"
-    )
+    eventually(lambda: slurm_nodes.idle(1) or slurm_nodes.resume(1), 60, "both nodes to be idle")
     eventually(lambda: not processes_of(tmp_path), 60, "the processes of the job to end")
     assert slurm_nodes.idle()
 

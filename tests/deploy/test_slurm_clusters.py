@@ -15,7 +15,6 @@ import pytest
 from deploying.slurm import processes_of
 from fault_tools.namespaces import cut
 
-RESUME = ("scontrol", "update", "NodeName=node-b", "State=RESUME")
 FULL = (
     "sbatch",
     "--parsable",
@@ -251,7 +250,7 @@ with SlurmCluster(nodes=2, name="loses") as cluster:
         with contextlib.suppress(psutil.Error):
             if process.environ().get("SLURMD_NODENAME") == "node-b":
                 process.kill()
-    eventually(lambda: slurm_nodes.idle(1) or not slurm_nodes.run(*RESUME), 60, "both nodes")
+    eventually(lambda: slurm_nodes.idle(1) or slurm_nodes.resume(1), 60, "both nodes")
 
 
 def test_the_end_of_its_time_is_told(ran):

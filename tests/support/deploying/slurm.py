@@ -139,6 +139,14 @@ class Slurm:
             time.sleep(0.2)
         return state
 
+    def resume(self, at: int) -> None:
+        """Takes a node back, as an administrator would, if Slurm has taken it for down.
+
+        By itself Slurm looks at such a node only now and then.
+        """
+        with contextlib.suppress(RuntimeError):  # it is not down any more, or not yet
+            self.run("scontrol", "update", f"NodeName={_NODES[at]}", "State=RESUME")
+
     def idle(self, seconds: float = 60.0) -> bool:
         """Waits until both nodes take jobs."""
         deadline = time.monotonic() + seconds
