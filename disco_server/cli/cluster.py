@@ -103,7 +103,11 @@ def start(name: str | None, on: str, as_json: bool, **wanted: Any) -> None:
     known = Context(made.address, tls["tls_ca"], tls["tls_cert"], tls["tls_key"])
     contexts.add(made.name, known)
     contexts.current = made.name
-    contexts.write()
+    try:
+        contexts.write()
+    except ConfigError:
+        made.stop()
+        raise
     if as_json:
         about = {"cluster": made.name, "job": made.job, "address": made.address}
         click.echo(json.dumps({**about, "nodes": made.nodes, **tls}))
