@@ -382,6 +382,9 @@ class SlurmCluster:
         if not (jobs := self.jobs):
             return
         self._queue.cancel(*jobs)
+        # Also before the wait, which who ends this program may not grant: a notebook's server
+        # kills a kernel that does not end within seconds.
+        self._files.remove(logs=not self._keeps_logs)
         self._await_end(jobs)
         self._files.remove(logs=not self._keeps_logs)
         self._record = replace(self._record, job="", joined=())

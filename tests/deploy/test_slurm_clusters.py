@@ -94,6 +94,30 @@ print(cluster.folder.exists(), cluster.jobs)
     assert not (tmp_path / "first").exists()
 
 
+def test_a_notebook_has_a_cluster_from_cell_to_cell(slurm_nodes, ran, tmp_path, eventually):
+    """It calls a function of a cell, and the cluster ends with the kernel."""
+    shown = ran(
+        """
+import nbclient, nbformat
+
+cells = [
+    "from disco_server.clusters import SlurmCluster\\n"
+    "cluster = SlurmCluster(nodes=2, name='cells')\\ncluster.start()",
+    "session = cluster.connect()\\n"
+    "def increased(x):\\n    return x + 1\\n"
+    "print(session.function(increased)(41).get(), session.num_workers)",
+]
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+print(notebook.cells[1].outputs[0].text)
+""",
+        HOME=str(tmp_path),
+    )
+    assert shown.startswith("42 2\n"), shown
+    eventually(lambda: not slurm_nodes.jobs(), 60, "the job to end")
+    assert not (tmp_path / "cells").exists()
+
+
 def test_another_program_comes_back_to_a_cluster(ran, slurm_nodes):
     """With its session and what that holds; the one that stops it is the last that finds it."""
     shown = ran("""
