@@ -16,6 +16,7 @@ __all__ = [
     "BadFile",
     "CaptureError",
     "CclError",
+    "ClusterError",
     "CollectiveAborted",
     "CollectiveMismatch",
     "ConfigError",
@@ -30,7 +31,11 @@ __all__ = [
     "FunctionNotFound",
     "Interrupted",
     "IssuedAt",
+    "JobEnded",
+    "JobPending",
+    "JobRefused",
     "NoSlots",
+    "NoSuchCluster",
     "NoSuchNode",
     "NoSuchSession",
     "NodeLost",
@@ -396,6 +401,79 @@ class NoSuchNode(DiscoError, LookupError):
         >>> issubclass(disco_client.NoSuchNode, LookupError)
         True
     """
+
+
+class ClusterError(DiscoError):
+    """A cluster of a batch system cannot be started, reached or changed.
+
+    Examples:
+        >>> from disco_server.clusters import SlurmCluster
+        >>> try:
+        ...     cluster = SlurmCluster.attach("training")
+        ... except disco_client.ClusterError as error:
+        ...     print(type(error).__name__)
+        NoSuchCluster
+    """
+
+
+class NoSuchCluster(ClusterError, LookupError):
+    """There is no cluster of that name, or it has ended.
+
+    Examples:
+        >>> from disco_server.clusters import SlurmCluster
+        >>> SlurmCluster.attach("training")
+        Traceback (most recent call last):
+            ...
+        disco_client.errors.NoSuchCluster: ...
+    """
+
+
+class JobRefused(ClusterError):
+    """The batch system refused a job: its partition, account, size or time.
+
+    Examples:
+        >>> issubclass(disco_client.JobRefused, disco_client.ClusterError)
+        True
+    """
+
+
+class JobPending(ClusterError, TimeoutError):
+    """A job was still in the queue when the time to wait for it was over.
+
+    Attributes:
+        job: Its number.
+        reason: Why it waits, in the batch system's word, such as ``"Resources"``.
+
+    Examples:
+        >>> issubclass(disco_client.JobPending, TimeoutError)
+        True
+    """
+
+    def __init__(self, message: str, *, job: str, reason: str) -> None:
+        super().__init__(message)
+        self.job = job
+        self.reason = reason
+
+
+class JobEnded(ClusterError):
+    """The job of a cluster has ended although nobody asked for that here.
+
+    Attributes:
+        job: Its number.
+        state: How it ended, in the batch system's word, such as ``"CANCELLED"``, ``"TIMEOUT"``
+            or ``"NODE_FAIL"``.
+        nodes: The nodes that went away, as far as that is known.
+
+    Examples:
+        >>> issubclass(disco_client.JobEnded, disco_client.ClusterError)
+        True
+    """
+
+    def __init__(self, message: str, *, job: str, state: str, nodes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.job = job
+        self.state = state
+        self.nodes: tuple[str, ...] = tuple(nodes)
 
 
 class ForeignReference(SessionError, ValueError):

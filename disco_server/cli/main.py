@@ -15,6 +15,7 @@ from click.shell_completion import get_completion_class
 from disco_client.version import __version__
 from disco_server.cli.bench import bench
 from disco_server.cli.certs import certs
+from disco_server.cli.cluster import cluster
 from disco_server.cli.contexts import context
 from disco_server.cli.dashboard import dashboard
 from disco_server.cli.doctor import doctor
@@ -72,7 +73,7 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
 
 _EPILOG = """Exit codes: 0 done; 1 failed, or something is wrong; 2 an option, a setting or a
 file cannot be as it is; 3 no controller answers; 4 it lets you not in, or that is somebody
-else's; 5 there is no such session or node."""
+else's; 5 there is no such session, node or cluster."""
 
 
 class _Disco(click.Group):
@@ -117,7 +118,7 @@ def main(verbose: bool) -> None:
 
 
 for _command in (
-    *(bench, certs, completion, context, dashboard, doctor, drain, interrupt, local),
+    *(bench, certs, cluster, completion, context, dashboard, doctor, drain, interrupt, local),
     *(logs, run, sessions, stack, status, stop, top, trace),
 ):
     main.add_command(_command)

@@ -21,6 +21,7 @@ from disco_client.errors import (
     ConfigError,
     ConnectionFailed,
     DiscoError,
+    NoSuchCluster,
     NoSuchNode,
     NoSuchSession,
 )
@@ -69,7 +70,7 @@ EXIT_UNREACHED: Final = 3
 EXIT_DENIED: Final = 4
 """The exit code of a command that was refused, or asked for another owner's session."""
 EXIT_UNKNOWN: Final = 5
-"""The exit code of a command for a session or node that does not exist."""
+"""The exit code of a command for a session, node or cluster that does not exist."""
 
 _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
     (ConfigError, EXIT_USAGE),
@@ -77,6 +78,7 @@ _EXITS: Final[tuple[tuple[type[DiscoError], int], ...]] = (
     (ConnectionFailed, EXIT_UNREACHED),
     (NoSuchSession, EXIT_UNKNOWN),
     (NoSuchNode, EXIT_UNKNOWN),
+    (NoSuchCluster, EXIT_UNKNOWN),
 )
 
 _CREDENTIALS = ("tls_ca", "tls_cert", "tls_key", "token_file")

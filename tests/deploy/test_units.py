@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -10,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from deploying.charts import DEPLOY
+from deploying.slurm import processes_of
 from disco_server.config import ControllerConfig, WorkerConfig
 
 SYSTEMD = DEPLOY / "systemd"
@@ -102,16 +101,6 @@ def batch(tmp_path, *command):
     )
 
 
-def left(tmp_path):
-    """The processes that a job has left behind: those that know of its certificates."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("DISCO_TLS_CA", "").startswith(str(tmp_path)):
-                found.append(process)
-    return found
-
-
 PROGRAM = """
 import disco_client
 with disco_client.connect(num_workers=2, timeout=30) as session:
@@ -125,7 +114,7 @@ def test_a_job_brings_its_cluster(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['first', 'second']\n"
     assert [file.name for file in tmp_path.iterdir()] == ["bin"]
-    assert not left(tmp_path)
+    assert not processes_of(tmp_path)
 
 
 def test_a_job_ends_as_its_program(tmp_path):
@@ -135,11 +124,22 @@ def test_a_job_ends_as_its_program(tmp_path):
     (folder,) = tmp_path.glob("disco-7.*")
     assert {file.name for file in folder.iterdir()} == {"controller.log", "workers.log", "port"}
     assert str(folder) in done.stderr
-    assert not left(tmp_path)
+    assert not processes_of(tmp_path)
 
 
-def test_a_job_without_a_program_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "given", [("--jion", "."), ("--join",), ("--folder", "no-such-folder")], ids=" ".join
+)
+def test_a_job_with_a_wrong_option_is_refused(tmp_path, given):
     """Before anything is started."""
-    done = batch(tmp_path)
+    done = batch(tmp_path, *given)
     assert done.returncode == 2
     assert done.stderr.startswith("usage:")
+    assert [file.name for file in tmp_path.iterdir()] == ["bin"]
+
+
+def test_nodes_join_no_cluster_that_is_not_there(tmp_path):
+    """The job fails, and names the folder."""
+    done = batch(tmp_path, "--join", str(tmp_path))
+    assert done.returncode == 1
+    assert f"no cluster runs in {tmp_path}" in done.stderr

@@ -36,6 +36,7 @@ A client program reads `DISCO_ADDRESS`, `DISCO_TLS_CA`, `DISCO_TLS_CERT`, `DISCO
 `DISCO_TRACEBACK` ([errors.md](errors.md)), and `DISCO_DEBUG`, which for a session of
 its own means that of its ranks too, and checks rules of threads ([threads.md](threads.md)).
 The command `disco` has `DISCO_VERBOSE` besides ([cli.md](cli.md)).
+Clusters on Slurm have their files below `DISCO_JOB_DIR` ([slurm.md](slurm.md)).
 Each rank is told `DISCO_WORKER_ID` and `DISCO_NUM_WORKERS`.
 """
 

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from fault_tools.namespaces import Host, network
 
-__all__ = ["NoSlurm", "Slurm", "slurm"]
+__all__ = ["NoSlurm", "Slurm", "processes_of", "slurm"]
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _NODES = ("node-a", "node-b")
@@ -59,10 +61,12 @@ class Slurm:
     Attributes:
         folder: Its configuration, state and logs.
         hosts: The nodes' networks, in the order of their names.
+        login: That of a machine beside them from which programs submit jobs.
     """
 
     folder: Path
     hosts: list[Host]
+    login: Host
 
     def start(self, at: int, *command: str) -> subprocess.Popen[bytes]:
         """Starts a daemon on a node."""
@@ -97,6 +101,28 @@ class Slurm:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr}{done.stdout}")
         return done.stdout.strip()
 
+    def program(self, folder: Path, text: str, **env: str) -> subprocess.Popen[bytes]:
+        """Starts a program on the login node; its output is in ``out`` and ``err`` of the folder.
+
+        Args:
+            folder: Its working folder, and that of its clusters.
+            text: The program.
+            env: Variables besides.
+        """
+        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+            return subprocess.Popen(
+                [*self.login.within, sys.executable, "-c", text],
+                env={**self.environment, "DISCO_JOB_DIR": str(folder), **env},
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    def jobs(self) -> list[str]:
+        """The numbers of the jobs that wait or run."""
+        return self.run("squeue", "--noheader", "--format=%i").split()
+
     def submit(self, folder: Path, script: Path, *command: str) -> str:
         """Submits a batch script for both nodes, its output in ``out.txt``; the job's number."""
         wanted = ("--nodes=2", "--cpus-per-task=1", "--no-requeue", "--output=out.txt")
@@ -113,6 +139,14 @@ class Slurm:
             time.sleep(0.2)
         return state
 
+    def resume(self, at: int) -> None:
+        """Takes a node back, as an administrator would, if Slurm has taken it for down.
+
+        By itself Slurm looks at such a node only now and then.
+        """
+        with contextlib.suppress(RuntimeError):  # it is not down any more, or not yet
+            self.run("scontrol", "update", f"NodeName={_NODES[at]}", "State=RESUME")
+
     def idle(self, seconds: float = 60.0) -> bool:
         """Waits until both nodes take jobs."""
         deadline = time.monotonic() + seconds
@@ -122,6 +156,16 @@ class Slurm:
                     return True
             time.sleep(0.2)
         return False
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The processes of jobs: those that know of certificates in a folder."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("DISCO_TLS_CA", "").startswith(str(folder)):
+                found.append(process)
+    return found
 
 
 @contextlib.contextmanager
@@ -142,7 +186,8 @@ def slurm(folder: Path, unique: int) -> Iterator[Slurm]:
     if os.geteuid() != 0:
         raise NoSlurm("nodes of a Slurm with host names of their own are made by root alone")
     with network(unique) as joined, contextlib.ExitStack() as stack:
-        cluster = Slurm(folder, [joined.join(name) for name in _NODES])
+        nodes = [joined.join(name) for name in _NODES]
+        cluster = Slurm(folder, nodes, joined.join("login"))
         _configure(cluster)
         stack.enter_context(_munge(folder / "munge"))
         for at, command in ((0, "slurmctld"), (0, "slurmd"), (1, "slurmd")):

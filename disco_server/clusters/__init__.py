@@ -1,0 +1,7 @@
+"""Clusters in the jobs of a batch system."""
+
+from __future__ import annotations
+
+from disco_server.clusters.slurm import SlurmCluster
+
+__all__ = ["SlurmCluster"]
