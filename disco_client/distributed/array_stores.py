@@ -12,7 +12,7 @@ from disco_client.bulk_io import UnderWay, batches, progress_bar, whole_path
 from disco_client.distributed.dtensor import Computing, DTensor
 from disco_client.distributed.placement import DTensorStructInfo
 from disco_client.distributed.redistribute import all_bounds, first_places, per_worker
-from disco_client.distributed.storage import check_tensors, await_values, lying
+from disco_client.distributed.storage import await_values, check_tensors, lying
 from disco_client.errors import RemoteError, SessionError
 from disco_client.telemetry.spans import spanned
 from disco_client.wire.array_stores import (

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
 from disco_server.storage import checkpoint_write
 from disco_server.storage.checkpoint_read import StoredCheckpoint
 from disco_server.storage.files import FileError
+from disco_server.storage.folders import LocalFolder
 
 OLD = {"a": np.arange(10, dtype=np.float32).reshape(5, 2)}
 NEW = {name: np.zeros_like(array) for name, array in OLD.items()}
@@ -38,6 +42,30 @@ def test_two_saves_into_one_folder_do_not_meet(tmp_path, steps):
     assert not (tmp_path / GENERATION).exists()
     first.close()
     checkpoint_write.CheckpointFolder(tmp_path, ("*",), GENERATION, lock_wait_s=0).close()
+
+
+def test_a_file_system_without_hard_links_takes_saves_under_the_lock(
+    tmp_path, monkeypatch, write_checkpoint, read_whole
+):
+    """The index is renamed to its name then, and is never replaced."""
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_checkpoint(tmp_path, OLD)
+    write_checkpoint(tmp_path, NEW, generation=GENERATION)
+    assert np.array_equal(read_whole(StoredCheckpoint(str(tmp_path), ("*",)), "a"), NEW["a"])
+    names = {"disco-checkpoint-0000000002.json", GENERATION}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    folder = LocalFolder(tmp_path)
+    folder.claim("claim")
+    with pytest.raises(PermissionError, match="neither hard links nor locks"):
+        folder.put_new("other", b"", "claim")
+    assert folder.lock(0)
+    assert not folder.put_new("disco-checkpoint-0000000002.json", b"", "claim")
+    assert np.array_equal(read_whole(StoredCheckpoint(str(tmp_path), ("*",)), "a"), NEW["a"])
+    folder.close()
 
 
 def test_what_cannot_be_a_checkpoint_s_folder_is_refused(tmp_path, write_checkpoint):
