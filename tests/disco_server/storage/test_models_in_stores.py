@@ -10,8 +10,11 @@ from object_servers import copy_file
 from safetensors.numpy import save_file
 
 from disco_client.wire.partition import divide
+from disco_server.storage.array_saves import begin_save
 from disco_server.storage.files import FileError, FileNotAllowed
+from disco_server.storage.hdf5 import open_hdf5
 from disco_server.storage.model_files import open_checkpoint, open_npy
+from disco_server.storage.zarr_arrays import open_zarr
 
 A = np.arange(48, dtype=np.float32).reshape(6, 8)
 B = np.arange(5, dtype=np.int64)
@@ -92,3 +95,21 @@ def test_an_array_is_read_from_a_store(bucket, tmp_path):
     copy_file(tmp_path / "x.npy", f"{bucket}/x.npy")
     file = open_npy(f"{bucket}/x.npy", (bucket,))
     assert np.array_equal(file.read(((2, 4), (0, 8)), (bucket,)), A[2:4])
+
+
+def test_a_dataset_is_read_from_a_store(bucket, tmp_path):
+    """One in chunks, by the library, and one in one piece, by its offset; Zarr has folders only."""
+    library = pytest.importorskip("h5py", reason="h5py, which reads HDF5, is not installed")
+    with library.File(tmp_path / "x.h5", "w") as content:
+        content.create_dataset("chunks", data=A, chunks=(2, 8))
+        content.create_dataset("whole", data=A)
+    copy_file(tmp_path / "x.h5", f"{bucket}/x.h5")
+    for name in ("chunks", "whole"):
+        file = open_hdf5(f"{bucket}/x.h5", name, (bucket,))
+        assert np.array_equal(file.read(((2, 4), (0, 8)), (bucket,)), A[2:4])
+    with pytest.raises(FileNotAllowed, match="--allow-read"):
+        open_hdf5(f"{bucket}/x.h5", "whole", (f"{bucket}/other",))
+    with pytest.raises(FileError, match="Zarr is read from folders"):
+        open_zarr(f"{bucket}/x.zarr", "", (bucket,))
+    with pytest.raises(FileError, match="format 'hdf5' is saved in folders"):
+        begin_save("hdf5", f"{bucket}/y.h5", (bucket,), "0" * 16, leads=True)
