@@ -70,7 +70,7 @@ ELSEWHERE = {
     "docs/llm.md:ask.py": "tests/llm/test_service.py asks with the same client",
     "docs/reference/index.md:examples.py": "stands before each example of the reference, below",
     "docs/reliability.md:steps.py": "loses a worker",
-    "docs/stores.md:store.py": "tests/disco_client/distributed/test_stores.py has a server of S3",
+    "docs/stores.md:store.py": "needs a store, which test_checkpoints_in_stores.py has",
     "docs/reliability.md:train.py": "hangs; docs/tasks/waiting.md has one that does",
 }
 """Programs that this file does not run, and why."""

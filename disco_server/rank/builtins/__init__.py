@@ -1,6 +1,7 @@
 """The functions that every worker offers, by subject; importing this registers them all."""
 
 from disco_server.rank.builtins import (
+    array_stores,
     cells,
     checkpoints,
     core,
@@ -10,7 +11,6 @@ from disco_server.rank.builtins import (
     own_functions,
     places,
     scripts,
-    stores,
     streams,
     tensors,
     transfers,
@@ -19,6 +19,7 @@ from disco_server.rank.builtins import (
 )
 
 __all__ = [
+    "array_stores",
     "cells",
     "checkpoints",
     "core",
@@ -28,7 +29,6 @@ __all__ = [
     "own_functions",
     "places",
     "scripts",
-    "stores",
     "streams",
     "tensors",
     "transfers",

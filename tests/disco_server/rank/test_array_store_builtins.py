@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disco_client import ConfigError, Shape
-from disco_server.rank.builtins import stores
+from disco_server.rank.builtins import array_stores
 from disco_server.rank.errors import ArgumentRefused
 from disco_server.rank.worker import Worker, set_current_worker
 from disco_server.storage.files import FileError, FileNotAllowed
@@ -30,7 +30,7 @@ def at():
 
 
 def call(name, *args):
-    return getattr(stores, f"store_{name}")(*args)
+    return getattr(array_stores, f"store_{name}")(*args)
 
 
 def row(first, second, **more):
