@@ -61,13 +61,13 @@ def test_a_package_is_sent_while_it_is_another(session, program):
     """The same files cost no command; bytecode and hidden files are none of its own."""
     folder = program({"disco_own_pkg/a.py": "", "disco_own_pkg/data.bin": "x" * 1000})
     session.include(folder / "disco_own_pkg")
-    before = core_of(session).log.last_seq
+    before = core_of(session).log.last_call
     program({"disco_own_pkg/__pycache__/a.pyc": "1", "disco_own_pkg/.git/config": "2"})
     session.include("disco_own_pkg")
-    assert core_of(session).log.last_seq == before
+    assert core_of(session).log.last_call == before
     program({"disco_own_pkg/data.bin": "y" * 1000})
     session.include("disco_own_pkg")
-    assert core_of(session).log.last_seq > before
+    assert core_of(session).log.last_call > before
 
 
 def test_other_workers_have_it_after_a_checkpoint_and_a_loss(open_session, program, lose, tmp_path):

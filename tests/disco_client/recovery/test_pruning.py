@@ -198,7 +198,7 @@ def test_segments_skip_what_is_left_out(client):
 LEAVES_NOTHING = re.compile(
     r"(local\.|mpi\.|nccl\.|rccl\.)?((send_to|recv_from|test)_\w+|sync_worker)"
     r"|barrier|cuda_ipc\.\w+"
-    r"|_(save|snapshot)_\w+|_(load|weights)_check|_(interrupt|poison)_registers|_dt_assign"
+    r"|_(save|snapshot|store)_\w+|_(load|weights)_check|_(interrupt|poison)_registers|_dt_assign"
     r"|_(un)?publish"
 )
 """Functions that change arrays, registers and files, which a checkpoint has, or nothing."""
