@@ -46,8 +46,8 @@ WAITS = """
 import signal
 try:
     print("waits", flush=True)
-    while True:
-        signal.pause()
+    while True:  # of a signal that came before, `signal.pause` would know nothing
+        signal.sigtimedwait((), 1)
 finally:
     print("cleans up")
 """

@@ -30,11 +30,13 @@ with disco_client.connect(num_workers=2) as session:
     print(json.dumps([os.environ["DISCO_ADDRESS"], session.num_workers, pids]))
 sys.exit(7)
 """
+# A signal that comes before `signal.pause` is entered would be waited for without an end.
 WAIT = """
 import signal, sys
 try:
     print("waiting", flush=True)
-    signal.pause()
+    while True:
+        signal.sigtimedwait((), 1)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(5)
@@ -172,7 +174,12 @@ if "disco_server.cli.controller" in sys.orig_argv:
         time.sleep(0.05)
     os._exit(1)
 """
-PAUSE = "import signal; print('waiting', flush=True); signal.pause()"
+PAUSE = """
+import signal
+print("waiting", flush=True)
+while True:
+    signal.sigtimedwait((), 1)
+"""
 
 
 @pytest.mark.parametrize(("program", "code"), [(PAUSE, 143), (WAIT, 5)])
