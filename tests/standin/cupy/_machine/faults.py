@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 from typing import TypeVar
 
 __all__ = ["CUDARuntimeError", "StandinFault", "again", "cuda_fault", "tell"]
@@ -57,9 +57,9 @@ class StandinFault(RuntimeError):
 
 
 def tell(text: str) -> None:
-    """Writes a line to the standard error, if there still is one."""
-    with contextlib.suppress(ValueError, OSError):
-        sys.stderr.write(f"stand-in: {text}\n")
+    """Writes a line to the standard error of the process, as a library written in C does."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"stand-in: {text}\n".encode())
 
 
 def cuda_fault(status: int, detail: str) -> CUDARuntimeError:
