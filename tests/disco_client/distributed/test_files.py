@@ -60,6 +60,7 @@ def test_files_are_distributed_as_arrays_are(workers, tmp_path, shape, dtype, fo
         if "P" not in placement:
             for worker in mesh.device_ids:
                 assert np.array_equal(x.shard(worker), expected.shard(worker))
+    workers.sync_all()  # the next example writes the files anew
 
 
 @pytest.fixture
