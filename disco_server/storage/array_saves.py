@@ -8,21 +8,20 @@ The steps, of which each is done on all workers before the next begins on any:
 3. One worker after the other writes the rest (`write_shared`).
 4. The leader renames the store to its place (`commit`).
 
-`close` before the last step leaves what was at the place as it was.
+`close` before the last step leaves what was at the place as it was. Where the store is
+made, and how it gets to its place, is in `store_place`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from disco_server.storage.checkpoint_write import refused_writes
 from disco_server.storage.files import FileError, FileNotAllowed, absolute_path, check_allowed
 from disco_server.storage.folders import sync_folder
 from disco_server.storage.hdf5 import dataset_type, memory_type, select
+from disco_server.storage.store_place import StorePlace
 from disco_server.storage.stores import ObjectPath
 from disco_server.storage.tensor_files import LIBRARY_ERRORS, load_library
 
@@ -81,6 +81,8 @@ class ArraySave(ABC):
     """
 
     form: str
+    in_folder = False
+    """Whether a store is a folder; else it is a file."""
 
     def __init__(self, path: str, allowed: Sequence[str], token: str, *, leads: bool) -> None:
         where = absolute_path(path)
@@ -91,14 +93,14 @@ class ArraySave(ABC):
         self.path = Path(os.path.realpath(where))
         # What replaces it is made beside it, and so in a folder that is allowed too.
         check_allowed(self.path.parent, allowed, write=True)
-        self._beside = self.path.with_name(f".{self.path.name}.{token}")
+        self._place = StorePlace(self.path, token)
+        self._beside = self._place.beside
         self._allowed = allowed
         self._leads = leads
         self.arrays: list[SavedArray] = []
         if leads and os.path.lexists(self.path) and not self._can_replace():
             problem = f"what is here is not of format {self.form!r}; remove it or save elsewhere"
             raise FileError(self.path, problem)
-        self._end = weakref.finalize(self, _remove, self._beside if leads else None)
 
     def add(self, arrays: Iterable[SavedArray]) -> None:
         """Adds arrays that are to be saved.
@@ -120,7 +122,7 @@ class ArraySave(ABC):
         check_names(self.form, (array.name for array in self.arrays))
         if self._leads:
             with self._writing(""), refused_writes(self.path.parent):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._place.make(folder=self.in_folder)
                 self._create()
 
     def write(self, number: int, array: Array) -> None:
@@ -151,12 +153,12 @@ class ArraySave(ABC):
         """
         if self._leads:
             with refused_writes(self.path):
-                self._replace()
-                sync_folder(self.path.parent)
+                self._sync()
+                self._place.put()
 
     def close(self) -> None:
         """Ends the save; without `commit`, what was written is removed. Idempotent."""
-        self._end()
+        self._place.close()
 
     @contextmanager
     def _writing(self, name: str) -> Generator[None]:
@@ -177,28 +179,22 @@ class ArraySave(ABC):
 
     @abstractmethod
     def _create(self) -> None:
-        """Makes the store with its arrays, without numbers."""
+        """Makes the arrays in the empty store, without numbers."""
 
     @abstractmethod
     def _write(self, array: SavedArray, content: Array, *, shared: bool) -> None:
         """Writes a part, or what of it other parts share a chunk with."""
 
     @abstractmethod
-    def _replace(self) -> None:
-        """Makes what was written durable, and renames it."""
-
-
-def _remove(path: Path | None) -> None:
-    if path is not None:
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):
-            path.unlink()
+    def _sync(self) -> None:
+        """Makes durable what this worker made."""
 
 
 class _Zarr(ArraySave):
     """A Zarr group of format 3 in a folder."""
 
     form = "zarr"
+    in_folder = True
 
     def __init__(self, path: str, allowed: Sequence[str], token: str, *, leads: bool) -> None:
         load_library("zarr", "zarr", path)
@@ -212,7 +208,6 @@ class _Zarr(ArraySave):
     def _create(self) -> None:
         from disco_server.storage import zarr_folder
 
-        self._beside.mkdir()
         facts = [(each.name, each.shape, each.dtype, each.chunks) for each in self.arrays]
         zarr_folder.create_arrays(self._beside, self._allowed, facts)
 
@@ -232,14 +227,9 @@ class _Zarr(ArraySave):
             )
             opened[tuple(slice(*each) for each in box)] = content[inside]
 
-    def _replace(self) -> None:
+    def _sync(self) -> None:
         for folder, _, _ in os.walk(self._beside):
             sync_folder(Path(folder))
-        former = self._beside.with_name(f"{self._beside.name}.former")
-        if self.path.exists():
-            self.path.rename(former)
-        self._beside.rename(self.path)
-        _remove(former)
 
 
 def _around(part: Bounds, own: Bounds | None) -> list[Bounds]:
@@ -273,9 +263,12 @@ class _Hdf5(ArraySave):
             return file.read(len(_HDF5)) == _HDF5
 
     def _create(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._beside, flags, 0o666), "w+b") as file:
+        with self._open() as file:
             self._create_in(file)
+
+    def _open(self) -> BinaryIO:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.fdopen(os.open(self._beside, flags), "r+b")
 
     def _create_in(self, file: Any) -> None:
         with self._library.File(file, "w") as content:
@@ -291,8 +284,7 @@ class _Hdf5(ArraySave):
     def _write(self, array: SavedArray, content: Array, *, shared: bool) -> None:
         if not shared or not content.size:
             return
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._beside, flags), "r+b") as file:
+        with self._open() as file:
             with self._library.File(file, "r+") as opened:
                 dataset = opened[array.name]
                 memory, inside = select(self._library, dataset, array.part or ())
@@ -302,8 +294,9 @@ class _Hdf5(ArraySave):
             file.flush()
             os.fsync(file.fileno())
 
-    def _replace(self) -> None:
-        self._beside.replace(self.path)
+    def _sync(self) -> None:
+        with self._open() as file:
+            os.fsync(file.fileno())
 
 
 class _Netcdf(_Hdf5):

@@ -22,6 +22,8 @@ __all__ = [
     "Where",
     "Writer",
     "list_names",
+    "lock_descriptor",
+    "make_folders",
     "open_folder",
     "sync_folder",
     "write_whole",
@@ -122,27 +124,13 @@ class LocalFolder:
         self._locked = False
 
     def lock(self, wait_s: float) -> bool:
-        """Keeps other savers out until it is closed; False where the file system cannot.
+        """Keeps other savers out until it is closed; see `lock_descriptor`."""
+        self._locked = lock_descriptor(self._fd, wait_s)
+        return self._locked
 
-        Raises:
-            BlockingIOError: Another saver had it for so long.
-        """
-        deadline = monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if monotonic() > deadline:
-                    problem = "another session is saving here at this moment"
-                    raise BlockingIOError(errno.EAGAIN, problem) from None
-                time.sleep(_LOCK_POLL_S)
-            except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                    raise
-                return False
-            else:
-                self._locked = True
-                return True
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._fd
 
     def room(self) -> int | None:
         """How many bytes may still be written here; None where the system does not report it."""
@@ -235,8 +223,35 @@ def open_folder(path: Where, *, make: bool = False) -> Folder:
     if isinstance(path, ObjectPath):
         return ObjectFolder(path)
     if make:
-        _make_folders(path)
+        make_folders(path)
     return LocalFolder(path)
+
+
+def lock_descriptor(fd: int, wait_s: float) -> bool:
+    """Locks a file or folder until it is closed; False where the file system cannot.
+
+    Args:
+        fd: Its descriptor.
+        wait_s: How long to wait, in seconds.
+
+    Raises:
+        BlockingIOError: Another saver had it for so long.
+    """
+    deadline = monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() >= deadline:
+                problem = "another session is saving here at this moment"
+                raise BlockingIOError(errno.EAGAIN, problem) from None
+            time.sleep(_LOCK_POLL_S)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            return False
+        else:
+            return True
 
 
 def list_names(path: Where) -> list[str]:
@@ -248,7 +263,8 @@ def list_names(path: Where) -> list[str]:
     return list_objects(path) if isinstance(path, ObjectPath) else os.listdir(path)  # noqa: PTH208
 
 
-def _make_folders(path: Path) -> None:
+def make_folders(path: Path) -> None:
+    """Makes a folder durably, with those above it, where they are missing."""
     missing: list[Path] = []
     at = path
     while not at.exists():
