@@ -17,7 +17,7 @@ NEEDED = (("--editable", ".[server]"), ("--group", "test"))
 WANTED = (
     *(
         ("--editable", f".[{extra}]")
-        for extra in ("tvm", "examples", "hdf5", "kernels", "netcdf", "otel", "zarr")
+        for extra in ("tvm", "examples", "hdf5", "kernels", "netcdf", "otel", "stores", "zarr")
     ),
     ("--group", "lint"),
 )
