@@ -50,7 +50,7 @@ def session():
     ("placement", "dtype"), placed(PLACEMENTS, ["float64", "float32", "int16", "complex64"])
 )
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:numpy.fix is deprecated")
 @pytest.mark.usefixtures("settled")
 def test_the_result_is_numpys(session, name, placement, dtype):
     """Values, shape and dtype, wherever the tensors lie; what numpy refuses is refused."""
