@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -38,9 +39,9 @@ _OUTPUT_S = 2.0
     "--workers",
     "num_workers",
     type=click.IntRange(1),
-    required=True,
     metavar="N",
-    help="Open a session of this many workers.",
+    help="Open a session of this many workers on a cluster.  [default: those of the MPI launcher "
+    "that started this command]",
 )
 @click.option(
     "--groups",
@@ -100,17 +101,27 @@ def run(
     of the worker on which it failed first:
 
         disco run --torch --workers 4 ddp.py --epochs 3
+
+    Without --workers an MPI launcher starts it, once for each worker, and needs no cluster.
+    The first process runs SCRIPT, and its exit code counts:
+
+        srun --mpi=pmi2 --ntasks 4 disco run train.py --epochs 3
     """
-    code = _compile(script)
     started = monotonic()
     wanted["name"] = wanted["name"] or script.stem
     if on_all:
         wanted["hang_report"] = None  # one command takes as long as the script
-    session = controller.open_session(**wanted)
-    if on_all:
-        status = _run_on_all(script, arguments, session)
-    else:
-        status = _run(code, script, arguments, session)
+    with contextlib.ExitStack() as stack:
+        if wanted["num_workers"] is None:
+            del wanted["num_workers"]
+            code, session = _launched(script, wanted, stack)
+        else:
+            code = _compile(script)
+            session = controller.open_session(**wanted)
+        if on_all:
+            status = _run_on_all(script, arguments, session)
+        else:
+            status = _run(code, script, arguments, session)
     if as_json:
         found = {
             "session": session.session_id,
@@ -121,6 +132,23 @@ def run(
         }
         click.echo(json.dumps(found), err=True)
     sys.exit(status)
+
+
+def _launched(
+    script: Path, wanted: dict[str, Any], stack: contextlib.ExitStack
+) -> tuple[object, Session]:
+    """Opens the session of a launcher's processes; only the first one returns."""
+    from disco_server.cli import launched
+
+    launcher = stack.enter_context(launched.find_launcher())
+    if launcher.rank:
+        sys.exit(launched.serve_launched(launcher))
+    try:
+        code = _compile(script)
+    except ConfigError:
+        launched.leave(launcher)
+        raise
+    return code, stack.enter_context(launched.open_launched(launcher, wanted))
 
 
 def _compile(script: Path) -> object:

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["kvsname", "nameless_memory", "shortage", "sweep_shared_memory"]
+__all__ = ["KVS_VARIABLE", "kvsname", "nameless_memory", "shortage", "sweep_shared_memory"]
 
+
+KVS_VARIABLE = "DISCO_KVSNAME"
+"""Names the key-value space of a rank whose MPI an MPI launcher answers."""
 
 _FOLDER = Path("/dev/shm")  # noqa: S108  (where MPICH makes its files)
 

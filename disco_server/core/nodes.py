@@ -104,15 +104,19 @@ class EvenLayout:
         first: The node that gets the first ranks; the others follow as they came.
         nodes: How many nodes the session has.
         per_node: How many ranks each of them gets; its other slots stay empty.
+        numbered: Whether the others follow by the numbers at the ends of their names instead.
     """
 
     first: str
     nodes: int
     per_node: int
+    numbered: bool = False
 
     def place(self, num_workers: int, free: Sequence[FreeSlots]) -> tuple[NodeShare, ...] | None:
         """Places the session node by node; None until enough nodes are there."""
         able = [node for node in free if len(node.slots) >= self.per_node]
+        if self.numbered:
+            able.sort(key=lambda node: int(node.node.rpartition("-")[2]))
         able.sort(key=lambda node: node.node != self.first)
         chosen = able[: self.nodes]
         if len(chosen) * self.per_node != num_workers or chosen[0].node != self.first:

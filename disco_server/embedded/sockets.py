@@ -12,9 +12,9 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from disco_client.arguments import check_name, check_session
 from disco_client.clock import monotonic
@@ -26,6 +26,7 @@ from disco_client.output import logger_of, print_logs, say
 from disco_client.outside_interrupts import OnInterrupt, check_on_interrupt
 from disco_client.session import Session
 from disco_client.telemetry import spans
+from disco_client.telemetry.base import Span
 from disco_client.text import many
 from disco_client.threads import ThreadRefused, start_thread, starting
 from disco_client.transport.base import Bound, Wish
@@ -45,7 +46,18 @@ from disco_server.settings import check_system
 from disco_server.worker.daemon import WorkerNode
 from disco_server.worker.environment import rank_environment
 
-__all__ = ["FIRST_NODE", "EmbeddedNode", "SocketSession"]
+if TYPE_CHECKING:
+    from disco_server.worker.launcher_pmi import LauncherPmi
+
+__all__ = [
+    "FIRST_NODE",
+    "OPEN_S",
+    "OWN_RANKS",
+    "EmbeddedNode",
+    "SocketSession",
+    "import_path",
+    "open_on",
+]
 
 
 # A controller and its first node, on one thread of the client's process.
@@ -59,6 +71,11 @@ __all__ = ["FIRST_NODE", "EmbeddedNode", "SocketSession"]
 
 FIRST_NODE = "node-0"
 """The name of the node that is the client's own process."""
+
+OWN_RANKS: Final[Mapping[str, Any]] = dict.fromkeys(
+    ("allow_modules", "allow_read", "allow_save", "allow_load", "env"), ("*",)
+)
+"""What sessions may do where the ranks are the program's own: it may do anything anyway."""
 
 _logger = logger_of("disco.embedded")
 # In a user's program log records go to the handlers that it has set up.
@@ -93,6 +110,8 @@ class EmbeddedNode:
         nodes: How many nodes the session will have, this one included.
         per_node: How many workers run on each.
         guard: How the listener for the other nodes is guarded.
+        launcher: Where an MPI launcher started this process and the others, each for one rank,
+            it numbers the ranks.
 
     Attributes:
         address: Where the controller listens for nodes.
@@ -106,13 +125,22 @@ class EmbeddedNode:
         DescriptorRefused: It opens too few descriptors.
     """
 
-    def __init__(self, listen: Address, nodes: int, per_node: int, guard: Guard = _OPEN) -> None:
+    def __init__(
+        self,
+        listen: Address,
+        nodes: int,
+        per_node: int,
+        guard: Guard = _OPEN,
+        launcher: LauncherPmi | None = None,
+    ) -> None:
         check_grpc()
         check_grpc_threads(_HERE, _THREADS)
         check_descriptors(_DESCRIPTORS + OF_A_CONNECTION, _HERE)
         self._listen = listen
         self._guard = guard
-        self._layout = EvenLayout(FIRST_NODE, nodes, per_node)
+        self._name = launcher.node_name if launcher is not None else FIRST_NODE
+        self._layout = EvenLayout(self._name, nodes, per_node, numbered=launcher is not None)
+        self._launcher = launcher
         self._loop = RunLoop()
         self._stop = asyncio.Event()
         self._started: concurrent.futures.Future[tuple[Hub, Address, Address]]
@@ -175,16 +203,11 @@ class EmbeddedNode:
         config = WorkerConfig(
             controller=str(private.address),
             slots=self._layout.per_node,
-            name=FIRST_NODE,
-            # The ranks are this program's own, and it may import and read anything anyway.
-            allow_modules=("*",),
-            allow_read=("*",),
-            allow_save=("*",),
-            allow_load=("*",),
-            env=("*",),
+            name=self._name,
+            **OWN_RANKS,
         )
         environ = {**rank_environment(config), "PYTHONPATH": os.pathsep.join(import_path())}
-        async with WorkerNode(config, environ) as node:
+        async with WorkerNode(config, environ, launcher=self._launcher) as node:
             try:
                 await asyncio.wait_for(node.agent.registered.wait(), _START_S)
             except TimeoutError:
@@ -200,7 +223,7 @@ class EmbeddedNode:
     @property
     def joined(self) -> tuple[str, ...]:
         """The names of the other nodes that have joined."""
-        return tuple(name for name in tuple(self._hub.cluster.members.nodes) if name != FIRST_NODE)
+        return tuple(name for name in tuple(self._hub.cluster.members.nodes) if name != self._name)
 
     def wait_for_nodes(self, timeout: float, waiting: Callable[[], object]) -> bool:
         """Waits until every node has joined; whether they have.
@@ -242,7 +265,9 @@ def import_path() -> Sequence[str]:
 _QUIET_S = 0.5
 """A wait for nodes shorter than this is not worth a message."""
 
-_OPEN_S = 60.0
+OPEN_S = 60.0
+"""How long the start of a session may take once its nodes are there."""
+
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  (a host that a person may choose)
 
 
@@ -355,19 +380,11 @@ class SocketSession(Session):
             )
             raise ConfigError(msg) from None
         self._address = Address(host, node.address.port)
-        wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), _OPEN_S)
+        wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), OPEN_S)
         try:
             command = _command(self._address, num_workers_per_node, guard)
             _await_nodes(node, command, num_nodes, num_workers_per_node, timeout)
-            span = spans.begin("disco.session", {"disco.num_workers": num_workers})
-            with opening(span, "disco.connect", str(node.private)):
-                transport = _EmbeddedTransport.create(
-                    str(node.private),
-                    wish,
-                    connect_timeout=_OPEN_S,
-                    on_queued=lambda _waiting: None,
-                )
-            transport.take_along(node)
+            transport, span = open_on(node, wish)
         except BaseException:
             node.stop()
             raise
@@ -383,6 +400,25 @@ class SocketSession(Session):
     def address(self) -> str:
         """Where the controller listens for nodes, as ``HOST:PORT``."""
         return str(self._address)
+
+
+def open_on(node: EmbeddedNode, wish: Wish) -> tuple[GrpcTransport, Span]:
+    """Opens the session of a controller in this process, which ends with it.
+
+    Returns:
+        Its transport, and its span.
+
+    Raises:
+        NoSlots: Its nodes are not there.
+        WorkerLost: A worker process could not be started.
+    """
+    span = spans.begin("disco.session", {"disco.num_workers": wish.num_workers})
+    with opening(span, "disco.connect", str(node.private)):
+        transport = _EmbeddedTransport.create(
+            str(node.private), wish, connect_timeout=OPEN_S, on_queued=lambda _waiting: None
+        )
+    transport.take_along(node)
+    return transport, span
 
 
 class _EmbeddedTransport(Bound, GrpcTransport):

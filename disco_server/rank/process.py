@@ -31,7 +31,12 @@ from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind
 from disco_client.wire.values import Device
 from disco_server.collectives.loss import LOST
-from disco_server.collectives.mpich_memory import kvsname, nameless_memory, shortage
+from disco_server.collectives.mpich_memory import (
+    KVS_VARIABLE,
+    kvsname,
+    nameless_memory,
+    shortage,
+)
 from disco_server.collectives.unique_ids import RendezvousIds
 from disco_server.devices.base import DeviceUnavailable
 from disco_server.ipc.framing import PROGRESS_VARIABLE, ProgressPage
@@ -179,12 +184,13 @@ def _assigned(
     port: RankPort, session: int, assign: node_pb2.AssignRank, flight: FlightRecorder
 ) -> Worker:
     port.become(session, assign.worker)
+    space = os.environ.pop(KVS_VARIABLE, "") or kvsname(session)
 
     def open_groups(worker: Worker, ccl: str) -> ProcessGroups:
         # A rank that failed before its first collective would not open it by itself.
         port.send(EnvelopeKind.OPEN_CCL)
         try:
-            with nameless_memory(kvsname(session), first=worker.worker_id == 0):
+            with nameless_memory(space, first=worker.worker_id == 0):
                 return _open_groups(worker, ccl, assign.local_workers)
         finally:
             port.send(EnvelopeKind.CCL_OPENED)

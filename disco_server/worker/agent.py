@@ -7,6 +7,7 @@ After a reconnection, to the same controller or a new one, the daemon reports wh
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from disco_server.config import Account, WorkerConfig
     from disco_server.worker.array_store import ArrayStore
     from disco_server.worker.fork_server import ForkServer
+    from disco_server.worker.launcher_pmi import LauncherPmi
 
 __all__ = ["Agent"]
 
@@ -55,6 +57,7 @@ class Agent:
         folders: Makes the folders of sessions.
         account: The user that ranks run as, if not this process's user.
         backoff: The pauses between attempts to connect; by default 0.1 to 1 s.
+        launcher: See `NodeServices`.
 
     Attributes:
         array_address: Where clients can send arrays directly; set before run().
@@ -68,6 +71,7 @@ class Agent:
         folders: WorkFolders | None = None,
         account: Account | None = None,
         backoff: Backoff | None = None,
+        launcher: LauncherPmi | None = None,
     ) -> None:
         self.array_address = ""
         self._config = config
@@ -89,6 +93,7 @@ class Agent:
             fork_server=fork_server,
             post=self._post,
             counters=NodeCounters(),
+            launcher=launcher,
         )
         self._supervisor = Supervisor(services, self._relay)
 
@@ -140,13 +145,20 @@ class Agent:
                 self._backoff.reset()
                 self._supervisor.disconnected()
             if why != said:
-                _logger.warning(
-                    "not connected to the controller at %s: %s; trying again",
-                    self._config.controller,
-                    why,
-                )
+                self._tell_unconnected(why)
                 said = why
             await asyncio.sleep(self._backoff.pause())
+
+    def _tell_unconnected(self, why: str) -> None:
+        supervisor = self._supervisor
+        # The controller of a program's own may end before a daemon that served its session does.
+        served = self._config.once and supervisor.begun.is_set() and not supervisor.sessions
+        _logger.log(
+            logging.INFO if served else logging.WARNING,
+            "not connected to the controller at %s: %s; trying again",
+            self._config.controller,
+            why,
+        )
 
     async def _connect_once(self) -> str:
         """Runs one connection from its beginning to its end; returns why it ended."""

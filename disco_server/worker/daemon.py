@@ -7,12 +7,13 @@ import contextlib
 import signal
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from disco_client.errors import ConfigError
 from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_client.text import many
+from disco_server.collectives.mpich_memory import KVS_VARIABLE
 from disco_server.config import Account, WorkerConfig
 from disco_server.ipc.certificates import listener_secrets
 from disco_server.ipc.event_loop import RunLoop
@@ -27,6 +28,9 @@ from disco_server.worker.agent import Agent
 from disco_server.worker.array_server import make_array_server
 from disco_server.worker.environment import WorkFolders, identity, rank_environment
 from disco_server.worker.fork_server import ForkServer
+
+if TYPE_CHECKING:
+    from disco_server.worker.launcher_pmi import LauncherPmi
 
 __all__ = ["WorkerNode", "run"]
 
@@ -159,6 +163,7 @@ class WorkerNode:
         environ: The environment of its ranks.
         account: The user that they run as, if not this process's user.
         alone: Whether this process runs nothing but the node, as a daemon's does.
+        launcher: See `NodeServices`.
 
     Attributes:
         agent: The connection to the controller.
@@ -174,10 +179,13 @@ class WorkerNode:
         account: Account | None = None,
         *,
         alone: bool = False,
+        launcher: LauncherPmi | None = None,
     ) -> None:
         self._folders = WorkFolders(config.work_dir, account)
-        self._fork_server = ForkServer({**environ, **confinement_of(config)}, account, alone=alone)
-        self.agent = Agent(config, self._fork_server, self._folders, account)
+        names = {} if launcher is None else {KVS_VARIABLE: launcher.kvsname}
+        variables = {**environ, **confinement_of(config), **names}
+        self._fork_server = ForkServer(variables, account, alone=alone)
+        self.agent = Agent(config, self._fork_server, self._folders, account, launcher=launcher)
         self._array_server = make_array_server(
             config.array_address, config.controller_address, self.agent.arrays, guard=config.guard
         )

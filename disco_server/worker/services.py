@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from disco_server.worker.counters import NodeCounters
     from disco_server.worker.environment import WorkFolders
     from disco_server.worker.fork_server import ForkServer
+    from disco_server.worker.launcher_pmi import LauncherPmi
 
 __all__ = ["NodeServices"]
 
@@ -29,6 +30,8 @@ class NodeServices:
         post: Sends an encoded envelope of a ``session`` to the controller; with
             ``droppable`` only if that is not too slow. Returns whether it did.
         counters: What is counted for this node's metrics.
+        launcher: Answers the MPI library of the only rank here, where an MPI launcher started
+            this process for it.
     """
 
     node: str
@@ -38,3 +41,4 @@ class NodeServices:
     fork_server: ForkServer
     post: Callable[..., bool]
     counters: NodeCounters
+    launcher: LauncherPmi | None = None

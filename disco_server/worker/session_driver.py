@@ -96,6 +96,8 @@ class SessionDriver(RankDriver[RankHandle]):
         )
         super().__init__(session, node, owner, self._assignment_of, self._loop.time)
         self._assignments, self._node_owner, self._services = assignments, owner, services
+        self._launcher = services.launcher
+        self._kvsname = self._launcher.kvsname if self._launcher else kvsname(session)
         self._work_dirs: dict[int, str] = {}
         self._keeper: Keeper | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -119,7 +121,7 @@ class SessionDriver(RankDriver[RankHandle]):
     async def clean_up(self) -> None:
         """Removes what the ranks left: MPI's shared memory, and their folders."""
         try:
-            sweep_shared_memory(kvsname(self._session))
+            sweep_shared_memory(self._kvsname)
         except OSError as error:  # the session's slots matter more
             self._node_owner.log.warning("what its MPI left in /dev/shm stays there: %s", error)
         # It may be much, so another thread does it.
@@ -201,7 +203,10 @@ class SessionDriver(RankDriver[RankHandle]):
         self.exited(worker)
 
     def _serve_pmi(self, worker: int, rank: RankHandle) -> None:
-        rank.serve_pmi(partial(self.pmi_readable, worker))
+        if self._launcher is not None:
+            self._launcher.serve(rank)
+        else:
+            rank.serve_pmi(partial(self.pmi_readable, worker))
 
     def _close_pmi(self, rank: RankHandle) -> None:
         rank.close_pmi()

@@ -62,6 +62,13 @@ def test_an_even_layout_gives_each_node_the_same_number():
     assert [(s.node, s.workers) for s in alone] == [("n0", (0,))]
 
 
+def test_a_layout_may_go_by_the_numbers_of_the_nodes():
+    """Whatever their hosts are called, and in whichever order they came."""
+    nodes = [FreeSlots(name, ((0, "cpu"),)) for name in ("b-10", "a-2", "c-0", "d-1")]
+    shares = EvenLayout("c-0", nodes=4, per_node=1, numbered=True).place(4, nodes)
+    assert [share.node for share in shares] == ["c-0", "d-1", "a-2", "b-10"]
+
+
 @pytest.mark.parametrize("counts", [(), (2,), (2, 1), (1, 2, 2), (4, 1)])
 def test_an_even_layout_waits_for_all_its_nodes(counts):
     """A node with too little room does not count, and the first one must be there."""

@@ -102,16 +102,26 @@ class Slurm:
         return done.stdout.strip()
 
     def program(self, folder: Path, text: str, **env: str) -> subprocess.Popen[bytes]:
-        """Starts a program on the login node; its output is in ``out`` and ``err`` of the folder.
+        """Starts a program on the login node; see `begin`.
 
         Args:
             folder: Its working folder, and that of its clusters.
             text: The program.
             env: Variables besides.
         """
+        return self.begin(folder, sys.executable, "-c", text, **env)
+
+    def begin(self, folder: Path, *command: str, **env: str) -> subprocess.Popen[bytes]:
+        """Starts a command on the login node; its output is in ``out`` and ``err`` of the folder.
+
+        Args:
+            folder: Its working folder, and that of its clusters.
+            command: The command.
+            env: Variables besides.
+        """
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             return subprocess.Popen(
-                [*self.login.within, sys.executable, "-c", text],
+                [*self.login.within, *command],
                 env={**self.environment, "DISCO_JOB_DIR": str(folder), **env},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
