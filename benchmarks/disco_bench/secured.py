@@ -12,7 +12,7 @@ from disco_bench.bench import WORKERS, Bench, new_cluster, variable
 from disco_bench.control import Burst
 from disco_bench.sampling import alternate
 from disco_bench.table import Limit, Spec
-from disco_server.cli.authority import Authority
+from disco_server.ipc.authority import Authority
 
 if TYPE_CHECKING:
     import disco_client

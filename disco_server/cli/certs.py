@@ -50,7 +50,7 @@ def init(folder: Path, hosts: tuple[str, ...], days: float, as_json: bool) -> No
     There is one for the controller, and one for each role: worker, client, observer and
     admin. ca.key signs new ones: keep it away from the cluster.
     """
-    from disco_server.cli.authority import Authority  # help need not load cryptography
+    from disco_server.ipc.authority import Authority  # help need not load cryptography
 
     if folder.exists() and any(folder.iterdir()):
         msg = f"expected a folder that is empty or not there, {folder} holds files"
@@ -123,7 +123,7 @@ def issue(
     It is called ROLE-NAME.pem. NAME is a person, or of a worker its node, which may register
     under no other name.
     """
-    from disco_server.cli.authority import Authority
+    from disco_server.ipc.authority import Authority
 
     read_node_name(name, "NAME")
     authority = Authority.load(folder / "ca.pem", folder / "ca.key")

@@ -19,8 +19,8 @@ from disco_server.config import Address
 from disco_server.security import Guard
 
 if TYPE_CHECKING:
-    from disco_server.cli.authority import Authority
     from disco_server.embedded.launched import LaunchedSession
+    from disco_server.ipc.authority import Authority
     from disco_server.worker.launcher_pmi import LauncherPmi
 
 __all__ = ["find_launcher", "leave", "open_launched", "serve_launched"]
@@ -74,8 +74,8 @@ def open_launched(launcher: LauncherPmi, wanted: Mapping[str, Any]) -> Generator
         WorkerLost: A worker process could not be started.
     """
     _prepare()
-    from disco_server.cli.authority import Authority
     from disco_server.embedded.launched import LaunchedSession, listen
+    from disco_server.ipc.authority import Authority
 
     authority = Authority.create(days=_DAYS)
     host = socket.gethostname()
@@ -110,8 +110,8 @@ def serve_launched(launcher: LauncherPmi) -> int:
     if not text:  # the first process says why
         return 0
     _prepare()
-    from disco_server.cli.authority import Authority
     from disco_server.embedded.launched import join
+    from disco_server.ipc.authority import Authority
     from disco_server.observe import logs
 
     logs.setup("warning")
@@ -166,9 +166,8 @@ def _packed(said: Mapping[str, Any]) -> str:
 
 def _unpacked(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
+        found: dict[str, Any] = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
     except ValueError as error:
         msg = f"expected the address of the launcher's first process, got {text!r:.60}: {error}"
         raise ConfigError(msg) from None
-    assert isinstance(found, dict)  # noqa: S101  (what this release has packed)
     return found

@@ -9,13 +9,13 @@ import pytest
 
 from disco_client.transport.credentials import Credentials
 from disco_server.cli import checkup
-from disco_server.cli.authority import Authority
 from disco_server.cli.checkup import (
     look_at_certificates,
     look_at_clock,
     look_at_host_name,
     look_at_ports,
 )
+from disco_server.ipc.authority import Authority
 from disco_server.observe.checks import State
 
 

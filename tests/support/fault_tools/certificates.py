@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from disco_server.cli.authority import Authority
+from disco_server.ipc.authority import Authority
 from fault_tools.proxy import ELSEWHERE
 
 __all__ = ["LOCAL", "Pki"]

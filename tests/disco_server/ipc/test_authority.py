@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from disco_client.errors import ConfigError
-from disco_server.cli.authority import Authority, write_private
+from disco_server.ipc.authority import Authority, write_private
 from fault_tools.certificates import Pki
 
 
