@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from dataclasses import replace
 
 from disco_client.clock import monotonic
 from disco_client.errors import ClusterError, JobRefused
+from disco_server.clusters.job_environment import inherited
+from disco_server.clusters.job_status import GONE, JobStatus
 
-__all__ = ["ENDED_BY_TIME", "GONE", "JobStatus", "SlurmQueue"]
+__all__ = ["SlurmQueue"]
 
-GONE: Final = "GONE"
-"""The state of a job that Slurm knows no more; it forgets those that ended minutes ago."""
-
-ENDED_BY_TIME: Final = 138
+_ENDED_BY_TIME = 138
 """The exit status of the batch script when Slurm has announced the end of its time."""
 
 _NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
@@ -31,71 +26,7 @@ _SILENT_S = 45.0
 _PAUSE_S = 2.0
 _SILENT = re.compile("[Uu]nable to contact|timed out|Connection refused")
 _OVER = re.compile("Invalid job id|already completing")
-_WAITS = frozenset(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"))
-_RUNS = frozenset(("RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"))
 _FORMAT = "%T|%L|%N|%r"
-
-_REASONS: Final[Mapping[str, str]] = {
-    "BadConstraints": "no node can ever be as it asks",
-    "Dependency": "it waits for another job",
-    "JobHeldAdmin": "an administrator holds it",
-    "JobHeldUser": "its user holds it: scontrol release",
-    "None": "Slurm has not looked at it yet",
-    "PartitionNodeLimit": "the partition gives no job so many nodes",
-    "PartitionTimeLimit": "the partition gives no job so much time",
-    "Priority": "other jobs come first",
-    "ReqNodeNotAvail": "a node that it asks for is down, drained or reserved",
-    "Resources": "no nodes are free for it",
-}
-
-# What was meant for this program, and not for the daemons of another cluster.
-_LEFT_OUT = re.compile(
-    r"SLURM_(?!CONF$|CLUSTERS$)"
-    r"|DISCO_(ADDRESS|CONTEXT|CONTROLLER|LISTEN|NAME|PORT_FILE|SLOTS|TLS_|TOKEN)"
-)
-# Whoever has the certificates of the cluster is the user who started it, as with `disco local`.
-_ALLOWED = {
-    "DISCO_ALLOW_LOAD": "*",
-    "DISCO_ALLOW_MODULES": "*",
-    "DISCO_ALLOW_READ": "*",
-    "DISCO_ALLOW_SAVE": "*",
-    "DISCO_ENV": "*",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class JobStatus:
-    """What has become of a job.
-
-    Attributes:
-        job: Its number.
-        state: In Slurm's word, such as ``"PENDING"``; `GONE` where Slurm knows it no more.
-        left: How much of its time is left, as Slurm writes it.
-        nodes: Its nodes, as Slurm abbreviates them; empty while it waits.
-        reason: Why it waits or has ended, in Slurm's word.
-    """
-
-    job: str
-    state: str
-    left: str = ""
-    nodes: str = ""
-    reason: str = "None"
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits in the queue."""
-        return self.state in _WAITS
-
-    @property
-    def runs(self) -> bool:
-        """Whether its processes run, or are being ended."""
-        return self.state in _RUNS
-
-    @property
-    def why(self) -> str:
-        """The reason, with what it means where Slurm's word does not say that."""
-        meaning = _REASONS.get(self.reason.partition(",")[0])
-        return f"{self.reason} ({meaning})" if meaning else self.reason
 
 
 class SlurmQueue:
@@ -131,7 +62,7 @@ class SlurmQueue:
             JobRefused: Slurm refuses the job.
         """
         command = ["sbatch", "--parsable", "--export=ALL", "--no-requeue", *options, *script]
-        done = self._run(command, {**_inherited(), **environ})
+        done = self._run(command, {**inherited(), **environ})
         if done.returncode == 0:
             return done.stdout.strip().partition(";")[0]
         msg = f"Slurm refused the job: {_complaint(done)}"
@@ -152,8 +83,10 @@ class SlurmQueue:
         fields = done.stdout.strip().split("|", 3)
         if len(fields) != _FORMAT.count("|") + 1:
             return JobStatus(job, GONE)
-        state, left, nodes, reason = fields
-        return JobStatus(job, state, left, nodes, reason)
+        found = JobStatus(job, *fields)
+        if found.state == "FAILED" and self.exit_status(job) == _ENDED_BY_TIME:
+            return replace(found, state="TIMEOUT")
+        return found
 
     def exit_status(self, job: str) -> int:
         """With which status the script of a job ended; 0 if Slurm does not say.
@@ -218,13 +151,6 @@ class SlurmQueue:
                 # A job that was submitted again might be there twice.
                 raise ClusterError(f"Slurm does not answer: {_complaint(done)}")
             time.sleep(_PAUSE_S)
-
-
-def _inherited() -> dict[str, str]:
-    """The environment of jobs: this program's, and this Python's commands on the PATH."""
-    kept = {name: value for name, value in os.environ.items() if not _LEFT_OUT.match(name)}
-    path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
-    return {**_ALLOWED, **kept, "PATH": path}
 
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:
