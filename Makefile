@@ -70,7 +70,7 @@ $(VENV)/.stamp-demo: pyproject.toml
 
 $(VENV)/.stamp: $(VENV)/.stamp-demo
 	@echo "installing into $(VENV) what the tests need: about 2 GB, a few minutes the first time"
-	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[server,tvm,examples,hdf5,kernels,netcdf,otel,stores,zarr]' --group test --group lint
+	@$(BIN)/python -m pip install $(PIP_QUIET) --editable '.[server,tvm,examples,hdf5,kernels,netcdf,otel,queues,stores,zarr]' --group test --group lint
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp

@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 
 NAME = "disco-runtime"
-EXTRAS = ("server", "examples", "hdf5", "kernels", "netcdf", "otel", "stores", "zarr")
+EXTRAS = ("server", "examples", "hdf5", "kernels", "netcdf", "otel", "queues", "stores", "zarr")
 LIMIT_S = 180
 ALLOWED = re.compile(
     r"apache|\bMIT\b|MIT-CMU|\bBSD|\bISC\b|\bPSF|python software foundation|MPL[- ]2"

@@ -17,7 +17,9 @@ NEEDED = (("--editable", ".[server]"), ("--group", "test"))
 WANTED = (
     *(
         ("--editable", f".[{extra}]")
-        for extra in ("tvm", "examples", "hdf5", "kernels", "netcdf", "otel", "stores", "zarr")
+        for extra in (
+            *("tvm", "examples", "hdf5", "kernels", "netcdf", "otel", "queues", "stores", "zarr"),
+        )
     ),
     ("--group", "lint"),
 )

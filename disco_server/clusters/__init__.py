@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from disco_server.clusters.queues import QueueCluster
 from disco_server.clusters.slurm import SlurmCluster
 
-__all__ = ["SlurmCluster"]
+__all__ = ["QueueCluster", "SlurmCluster"]

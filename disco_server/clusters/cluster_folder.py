@@ -40,14 +40,19 @@ class ClusterRecord:
     joined: tuple[str, ...] = field(default=())
 
 
-def shared_folder(given: str | os.PathLike[str] | None) -> Path:
-    """The folder of all clusters: as given, else ``DISCO_JOB_DIR``, else one in the user's home."""
+def shared_folder(given: str | os.PathLike[str] | None, kind: str = "slurm") -> Path:
+    """The folder of all clusters: as given, else ``DISCO_JOB_DIR``, else one in the user's home.
+
+    Args:
+        given: The folder.
+        kind: What those in the user's home are called.
+    """
     named = given or os.environ.get("DISCO_JOB_DIR")
     if named:
         return Path(named).absolute()
     base = os.environ.get("XDG_STATE_HOME", "")
     home = Path(base) if base.startswith("/") else Path("~/.local/state").expanduser()
-    return home / "disco" / "slurm"
+    return home / "disco" / kind
 
 
 def clusters_in(base: Path) -> Iterator[ClusterFolder]:
@@ -165,6 +170,6 @@ class ClusterFolder:
             (self.path / name).unlink(missing_ok=True)
 
     @classmethod
-    def of(cls, given: str | os.PathLike[str] | None, name: str) -> Self:
+    def of(cls, given: str | os.PathLike[str] | None, name: str, kind: str = "slurm") -> Self:
         """The one of a name, in the folder of all clusters; see `shared_folder`."""
-        return cls(shared_folder(given), name)
+        return cls(shared_folder(given, kind), name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 
-import psutil
 import pytest
+
+from deploying.slurm import processes_of
 
 PROGRAM = """
 import os, signal, sys
@@ -33,9 +33,7 @@ if __name__ == "__main__" and sys.argv[1] == "compute":
     there = session.broadcast(large)
     print([bool((there.numpy(worker_id=worker) == large).all()) for worker in range(4)])
 elif __name__ == "__main__":
-    print("begins", flush=True)
-    session.function(end)() if sys.argv[1] == "end" else session.function(signal.pause)()
-    session.sync_all()
+    session.function(end)().get()
 """
 
 pytestmark = [
@@ -52,19 +50,10 @@ def step(slurm_nodes, tmp_path, eventually) -> Callable[..., object]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
 
-    def processes():
-        found = []
-        for process in psutil.process_iter():
-            try:
-                found += [process] * (str(program) in process.cmdline())
-            except psutil.Error:
-                continue
-        return found
-
     started = []
 
     def run(what):
-        command = ("srun", "--nodes=2", "--ntasks=4", "--mpi=pmi2", "--quit-on-interrupt")
+        command = ("srun", "--nodes=2", "--ntasks=4", "--mpi=pmi2")
         disco = (sys.executable, "-m", "disco_server.cli.main", "run")
         started.append(slurm_nodes.begin(tmp_path, *command, *disco, str(program), what))
         return started[-1]
@@ -74,7 +63,7 @@ def step(slurm_nodes, tmp_path, eventually) -> Callable[..., object]:
         process.kill()
         process.wait()
     eventually(lambda: not slurm_nodes.jobs(), 60, "the steps to end")
-    eventually(lambda: not processes(), 60, lambda: str(processes()))
+    eventually(lambda: not processes_of(tmp_path), 60, lambda: str(processes_of(tmp_path)))
 
 
 def said(folder):
@@ -98,11 +87,3 @@ def test_a_worker_that_dies_ends_the_step(step, tmp_path):
     """The script's error names it with its host; no process waits for it."""
     assert step("end").wait(150) == 1
     assert "worker 3 on node 'node-b-3' died of SIGKILL" in said(tmp_path)[1]
-
-
-def test_ctrl_c_ends_the_step(step, tmp_path, eventually):
-    """Srun signals all of its processes, of which the first one runs the script."""
-    process = step("wait")
-    eventually(lambda: said(tmp_path)[0] == "begins\n", 100, "the script to begin")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(100) != 0

@@ -169,11 +169,12 @@ class Slurm:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """The processes of jobs: those that know of certificates in a folder."""
+    """The processes of jobs: those that know of certificates in a folder, or of files there."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("DISCO_TLS_CA", "").startswith(str(folder)):
+            words = (process.environ().get("DISCO_TLS_CA", ""), *process.cmdline())
+            if any(word.startswith(f"{folder}/") for word in words):
                 found.append(process)
     return found
 
