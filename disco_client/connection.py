@@ -8,7 +8,7 @@ import functools
 import getpass
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, TypeAlias
@@ -45,6 +45,7 @@ from disco_client.threads import starting
 from disco_client.transport.base import QueuePosition, Transport, Wish
 from disco_client.waiting import AUTO, read_hang_report
 from disco_client.wire.limits import MOST_WORKERS
+from disco_client.wire.session_secrets import read_secrets
 
 if TYPE_CHECKING:
     import asyncio
@@ -87,6 +88,7 @@ def connect(  # noqa: PLR0913  (each of them by name)
     on_interrupt: OnInterrupt = "wait",
     recover: Literal["replay"] | Rebuild | None = None,
     recover_limit_bytes: int = RECOVER_LIMIT_BYTES,
+    secrets: Mapping[str, str] | None = None,
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
@@ -131,6 +133,10 @@ def connect(  # noqa: PLR0913  (each of them by name)
             references of before are errors. Sessions of other kinds do not offer it.
         recover_limit_bytes: How much of the program's commands and arrays is kept for
             that, in the memory of this process.
+        secrets: Credentials that the workers of this session have as variables of their
+            environment, such as ``AWS_SECRET_ACCESS_KEY`` or ``HF_TOKEN``; they replace the
+            daemon's own of the same store. They are sent over TLS or on this machine only, and
+            no log, list or file has them. See ``docs/stores.md``.
         tls_ca: A PEM file with the authorities that may sign the controller's certificate. None
             takes the environment's ``DISCO_TLS_CA``; without both the connection is not encrypted.
         tls_cert: The program's own certificate, for a controller that asks for one; else
@@ -166,6 +172,8 @@ def connect(  # noqa: PLR0913  (each of them by name)
         check_session(each, num_groups, ccl, timeout, MOST_WORKERS)
     check_name(name or "")
     check_recover(recover, recover_limit_bytes)
+    brought = read_secrets(secrets)
+    _check_priority(priority)
     check_descriptors(OF_A_CONNECTION, _CONNECTION)  # importing takes some, too
     # gRPC takes longer to import than all the rest of the client but numpy, and
     # sessions on threads and child processes do without it.
@@ -185,9 +193,12 @@ def connect(  # noqa: PLR0913  (each of them by name)
         token=token,
         token_file=token_file,
     )
-    if priority not in (None, "low", "normal", "high"):
-        raise ConfigError(f"expected priority 'low', 'normal' or 'high', got {priority!r}")
-    wish = Wish(least, num_groups, ccl or "", name or "", owner(), timeout, priority or "", most)
+    if brought:
+        credentials.check_private(where, "secrets are")
+    wish = Wish(
+        *(least, num_groups, ccl or "", name or "", owner(), timeout, priority or "", most),
+        secrets=brought,
+    )
     known = {"disco.num_workers": least, "disco.session.name": name or ""}
     span = spans.begin("disco.session", known)
     with (
@@ -222,6 +233,11 @@ def connect(  # noqa: PLR0913  (each of them by name)
         rebuilding.serve(session)
     _switch_on(session)
     return session
+
+
+def _check_priority(priority: object) -> None:
+    if priority not in (None, "low", "normal", "high"):
+        raise ConfigError(f"expected priority 'low', 'normal' or 'high', got {priority!r}")
 
 
 def _rebuilding(first: Transport, again: _Reopening, recover: Rebuild, span: Span) -> Rebuilding:

@@ -164,6 +164,22 @@ class CreateSession(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SecretsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     PROTOCOL_FIELD_NUMBER: builtins.int
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
@@ -174,6 +190,7 @@ class CreateSession(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     MOST_WORKERS_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -189,6 +206,10 @@ class CreateSession(google.protobuf.message.Message):
     """The class in the queue: low, normal or high; empty for the usual one of its owner."""
     most_workers: builtins.int
     """num_workers are enough, and as many as are free are wanted, up to this; 0 for no more."""
+    @property
+    def secrets(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Variables of the ranks' environment, which nobody else may see: neither logs nor lists."""
+
     def __init__(
         self,
         *,
@@ -202,8 +223,9 @@ class CreateSession(google.protobuf.message.Message):
         version: builtins.str = ...,
         priority: builtins.str = ...,
         most_workers: builtins.int = ...,
+        secrets: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "most_workers", b"most_workers", "name", b"name", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "priority", b"priority", "protocol", b"protocol", "timeout_s", b"timeout_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "most_workers", b"most_workers", "name", b"name", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "priority", b"priority", "protocol", b"protocol", "secrets", b"secrets", "timeout_s", b"timeout_s", "version", b"version"]) -> None: ...
 
 global___CreateSession = CreateSession
 

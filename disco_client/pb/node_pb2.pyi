@@ -169,6 +169,22 @@ class StartRanks(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class SecretsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     SESSION_NAME_FIELD_NUMBER: builtins.int
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
@@ -182,6 +198,7 @@ class StartRanks(google.protobuf.message.Message):
     TRACE_FIELD_NUMBER: builtins.int
     WINDOW_FIELD_NUMBER: builtins.int
     COMMAND_LIMIT_S_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     session_name: builtins.str
     num_workers: builtins.int
     num_groups: builtins.int
@@ -213,6 +230,10 @@ class StartRanks(google.protobuf.message.Message):
         where nobody traces.
         """
 
+    @property
+    def secrets(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """As in CreateSession; a daemon does not report them to a restarted controller."""
+
     def __init__(
         self,
         *,
@@ -229,8 +250,9 @@ class StartRanks(google.protobuf.message.Message):
         trace: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         window: builtins.int = ...,
         command_limit_s: builtins.float = ...,
+        secrets: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "command_limit_s", b"command_limit_s", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key", "window", b"window"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ccl", b"ccl", "command_limit_s", b"command_limit_s", "lease_s", b"lease_s", "node_index", b"node_index", "nodes", b"nodes", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "principal", b"principal", "secrets", b"secrets", "session_name", b"session_name", "trace", b"trace", "transfer_key", b"transfer_key", "window", b"window"]) -> None: ...
 
 global___StartRanks = StartRanks
 
@@ -327,6 +349,22 @@ class AssignRank(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SecretsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     WORKER_FIELD_NUMBER: builtins.int
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     NUM_GROUPS_FIELD_NUMBER: builtins.int
@@ -350,6 +388,7 @@ class AssignRank(google.protobuf.message.Message):
     OWNER_FIELD_NUMBER: builtins.int
     COMMAND_LIMIT_S_FIELD_NUMBER: builtins.int
     DATA_HOST_FIELD_NUMBER: builtins.int
+    SECRETS_FIELD_NUMBER: builtins.int
     worker: builtins.int
     num_workers: builtins.int
     num_groups: builtins.int
@@ -400,6 +439,10 @@ class AssignRank(google.protobuf.message.Message):
     def allow_functions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Patterns of functions that the session may call although they do more than compute."""
 
+    @property
+    def secrets(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """As in CreateSession."""
+
     def __init__(
         self,
         *,
@@ -426,8 +469,9 @@ class AssignRank(google.protobuf.message.Message):
         owner: builtins.str = ...,
         command_limit_s: builtins.float = ...,
         data_host: builtins.str = ...,
+        secrets: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "command_limit_s", b"command_limit_s", "data_host", b"data_host", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_functions", b"allow_functions", "allow_load", b"allow_load", "allow_modules", b"allow_modules", "allow_read", b"allow_read", "allow_save", b"allow_save", "ccl", b"ccl", "command_limit_s", b"command_limit_s", "data_host", b"data_host", "device", b"device", "host_id", b"host_id", "local_rank", b"local_rank", "local_workers", b"local_workers", "max_registers", b"max_registers", "module_cache", b"module_cache", "module_cache_bytes", b"module_cache_bytes", "node", b"node", "num_groups", b"num_groups", "num_workers", b"num_workers", "owner", b"owner", "secrets", b"secrets", "session_name", b"session_name", "with_gpus", b"with_gpus", "work_dir", b"work_dir", "worker", b"worker"]) -> None: ...
 
 global___AssignRank = AssignRank
 

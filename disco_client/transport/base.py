@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from disco_client.clock import monotonic
@@ -52,6 +52,7 @@ class Wish:
         timeout: Seconds to wait for slots.
         priority: The class in the queue: ``low``, ``normal`` or ``high``; empty for the usual one.
         most_workers: How many workers it takes where there is room; 0 for no more.
+        secrets: Variables that its workers have, and nobody else sees.
     """
 
     num_workers: int
@@ -62,6 +63,7 @@ class Wish:
     timeout: float
     priority: str = ""
     most_workers: int = 0
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 @dataclass(frozen=True, slots=True)

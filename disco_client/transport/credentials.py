@@ -239,10 +239,23 @@ class Credentials:
         Raises:
             ConfigError: The connection would leave this machine, and is not encrypted.
         """
-        if self.encrypts or is_local(address) or not (self.token or self.token_file):
+        if self.token or self.token_file:
+            self.check_private(address, "a token is")
+
+    def check_private(self, address: str, what: str) -> None:
+        """Refuses to send something over a connection that others could read.
+
+        Args:
+            address: Where it leads.
+            what: What is sent, with its verb, for the error.
+
+        Raises:
+            ConfigError: The connection would leave this machine, and is not encrypted.
+        """
+        if self.encrypts or is_local(address):
             return
         raise ConfigError(
-            f"a token is sent over TLS or on this machine only, and {address} is neither; give"
+            f"{what} sent over TLS or on this machine only, and {address} is neither; give"
             " tls_ca (DISCO_TLS_CA): the certificate of the authority that signed the controller's"
         )
 

@@ -427,4 +427,5 @@ def _encode_wish(wish: Wish) -> bytes:
         version=__version__,
         priority=wish.priority,
         most_workers=wish.most_workers,
+        secrets=wish.secrets,
     ).SerializeToString()

@@ -759,7 +759,7 @@ def registers_in(values: Iterable[EncodedValue]) -> Iterator[int]:
 # The version of the protocol, and the error for two versions that do not match.
 
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Raised by one whenever a peer of the former version would misunderstand."""
 
 

@@ -20,6 +20,7 @@ from disco_client.errors import ConfigError
 from disco_client.output import logger_of, say
 from disco_client.telemetry.spans import setup
 from disco_client.text import many
+from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc_options import SERVER_OPTIONS, connection_limit
 from disco_server.config import MAX_CONNECTIONS, Address, ControllerConfig
 from disco_server.controller.auth import AuthInterceptor
@@ -186,7 +187,8 @@ class ControllerListener:
         self._frames = None
         if frames_port is not None:
             self._frames = FrameListener(self.address, frames_port, guard, max_connections)
-        Edge(hub, self._frames).add_to(server, services)
+        private = guard.encrypts or is_local(str(self.address))
+        Edge(hub, self._frames, private=private).add_to(server, services)
 
     async def open(self) -> None:
         """Begins to take calls; connections made since the address was bound have waited."""

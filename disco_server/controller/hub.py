@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,14 @@ from disco_server.core.cluster import (
 )
 from disco_server.core.nodes import Placer, place
 from disco_server.core.quotas import DEFAULT_LIMITS, SessionLimits
-from disco_server.core.session_state import End, EndReason, Priority, SessionState, SessionTable
+from disco_server.core.session_state import (
+    End,
+    EndReason,
+    PassedOn,
+    Priority,
+    SessionState,
+    SessionTable,
+)
 from disco_server.core.window import CommandWindow
 from disco_server.ipc.shares import encode_share
 from disco_server.observe import logs
@@ -71,10 +78,17 @@ _logger = logger_of("disco.controller")
 
 @dataclass(slots=True)
 class NodeLink:
-    """The live stream of one worker daemon."""
+    """The live stream of one worker daemon.
+
+    Attributes:
+        name: The node.
+        outbox: What waits to be sent there.
+        private: Whether nobody else can read that on its way.
+    """
 
     name: str
     outbox: Outbox
+    private: bool = True
 
 
 class Hub:
@@ -243,7 +257,11 @@ class Hub:
         nodes = [share.node for share in session.shares]
         known = self.cluster.members.nodes
         session.window = min(self.cluster.limits.window, *(known[node].window for node in nodes))
+        if session.passed_on.secrets and (end := self._cannot_bring_secrets(nodes)) is not None:
+            self.apply(self.cluster.end(session.session, end))
+            return
         start = self._start_message(session).SerializeToString()
+        session.passed_on.secrets = {}  # its nodes have them, and no others ever start ranks of it
         for node in nodes:
             self._find_route(session.session, node)
         self.exchanges.open(session.session)
@@ -260,6 +278,17 @@ class Hub:
 
         in_slices(messages, send, len(start))
 
+    def _cannot_bring_secrets(self, nodes: Iterable[str]) -> End | None:
+        """Why a session cannot start on some nodes with secrets; None where it can."""
+        for node in nodes:
+            if (link := self.links.get(node)) is not None and not link.private:
+                why = (
+                    f"secrets are sent over TLS or on one machine only, and the connection of node"
+                    f" {node!r} is neither; start the controller with --tls-cert and --tls-key"
+                )
+                return End(EndReason.REFUSED, why)
+        return None
+
     def _start_message(self, session: SessionTable) -> node_pb2.StartRanks:
         return node_pb2.StartRanks(
             session_name=session.name,
@@ -274,9 +303,10 @@ class Hub:
                 encode_share(share, self.cluster.members.nodes[share.node].host_id)
                 for share in session.shares
             ],
-            trace=session.trace,
+            trace=session.passed_on.trace,
             window=session.window,
             command_limit_s=self.cluster.limits.of(session).command_limit_s,
+            secrets=session.passed_on.secrets,
         )
 
     def _find_route(self, session: int, node: str) -> None:
@@ -372,6 +402,7 @@ class Hub:
     ) -> None:
         session_id = session.session
         session.ended = monotonic()
+        session.passed_on.secrets = {}
         self.exchanges.close(session_id, end.message)
         self.transfers.end_session(session_id)
         self.counters.ended[end.reason] += 1
@@ -463,6 +494,7 @@ class Hub:
             created=monotonic(),
             deadline=self.clock() + create.timeout_s,
             priority=priority,
+            passed_on=PassedOn(secrets=dict(create.secrets)),
         )
 
     def session_of(

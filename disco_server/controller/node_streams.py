@@ -20,7 +20,7 @@ from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import end_stream, first_message, guarded, refuse
 from disco_server.controller.hub import Hub, NodeLink
 from disco_server.core.nodes import Node, NodeRefused
-from disco_server.core.session_state import Activity, SessionState, SessionTable
+from disco_server.core.session_state import Activity, PassedOn, SessionState, SessionTable
 from disco_server.ipc.carriers import ServedCarrier
 from disco_server.ipc.outbox import Outbox
 from disco_server.ipc.shares import decode_shares
@@ -41,10 +41,12 @@ class NodeStreams:
 
     Args:
         hub: The hub.
+        private: Whether nobody else can read what is sent to them.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, *, private: bool) -> None:
         self._hub = hub
+        self._private = private
 
     @guarded
     async def register(self, carrier: ServedCarrier) -> None:
@@ -56,7 +58,7 @@ class NodeStreams:
         received = envelope_pb2.Envelope.FromString(first)
         info = node_pb2.RegisterNode.FromString(received.payload)
         outbox = Outbox()
-        link = NodeLink(info.name, outbox)
+        link = NodeLink(info.name, outbox, self._private)
         try:
             effects = self._join(received.kind, info, link, carrier.carrier)
         except NodeRefused as refused:
@@ -275,7 +277,7 @@ def _known_by_node(run: node_pb2.RunningSession, name: str) -> SessionTable:
         deadline=0.0,  # set when the cluster takes the session over
         lease=start.lease_s,
         state=SessionState.RETURNING,
-        trace=trace_headers(start.trace.items()),
+        passed_on=PassedOn(trace_headers(start.trace.items())),
         shares=shares,
         ranks=ranks,
         activity=Activity(before_s=max(0.0, run.age_s)),

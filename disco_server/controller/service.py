@@ -141,13 +141,16 @@ class Edge:
     Args:
         hub: The hub.
         frames: The port for frames, if there is one.
+        private: Whether nobody else can read what is sent to its callers.
     """
 
-    def __init__(self, hub: Hub, frames: FrameListener | None = None) -> None:
+    def __init__(
+        self, hub: Hub, frames: FrameListener | None = None, *, private: bool = True
+    ) -> None:
         self._hub = hub
         self._frames = frames
         self._clients = ClientStreams(hub)
-        self._nodes = NodeStreams(hub)
+        self._nodes = NodeStreams(hub, private=private)
         self._watching = Watching(hub)
 
     def add_to(self, server: grpc.aio.Server, names: Collection[str] = SERVICE_NAMES) -> None:

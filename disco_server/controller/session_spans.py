@@ -39,7 +39,7 @@ class _Open:
         start = spans.begin(
             "disco.session.start",
             facts,
-            parent=session.trace,
+            parent=session.passed_on.trace,
             began_s=session.created,
             kind="server",
         )
@@ -82,7 +82,7 @@ class SessionSpans:
         if found is None:
             found = self._open[session.session] = _Open.begin(session)
             # Its nodes continue the trace from this process, if it makes spans at all.
-            session.trace = dict(found.start.headers) or session.trace
+            session.passed_on.trace = dict(found.start.headers) or session.passed_on.trace
         return found
 
     def _placed(self, session: SessionTable) -> None:
@@ -99,7 +99,9 @@ class SessionSpans:
             unfinished.fail(end.message)  # does nothing where it has ended
             unfinished.end()
         found.end = spans.begin(
-            "disco.session.end", {**_facts(session), **_facts_of_end(end)}, parent=session.trace
+            "disco.session.end",
+            {**_facts(session), **_facts_of_end(end)},
+            parent=session.passed_on.trace,
         )
         if not end.as_wished:
             found.end.fail(end.message)

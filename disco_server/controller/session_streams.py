@@ -11,6 +11,7 @@ from disco_client.text import hidden_in, many
 from disco_client.version import __version__
 from disco_client.wire.codec import PROTOCOL, EnvelopeKind, envelope, mismatch
 from disco_client.wire.limits import MAX_NAME, WINDOW_BYTES
+from disco_client.wire.session_secrets import what_is_wrong_with
 from disco_server.controller.auth import caller, peer_of
 from disco_server.controller.edge import (
     end_stream,
@@ -106,7 +107,7 @@ class ClientStreams:
             return None
         self._hub.counters.created += 1
         session = self._hub.new_session(create, caller())
-        session.trace = trace_headers(carrier.invocation_metadata() or ())
+        session.passed_on.trace = trace_headers(carrier.invocation_metadata() or ())
         _audit("session created", session, carrier)
         return session
 
@@ -274,7 +275,7 @@ def _check_create(kind: int, create: controller_pb2.CreateSession, most: int) ->
             f"expected num_groups to divide the {many(create.num_workers, 'worker')} evenly, "
             f"got {create.num_groups}"
         )
-    if (problem := _check_words(create)) is not None:
+    if (problem := _check_words(create) or what_is_wrong_with(create.secrets)) is not None:
         return problem
     if not 0 < create.timeout_s < 1e6:  # noqa: PLR2004  (eleven days; not a limit to tune)
         return f"expected a timeout from 0 to 1000000 seconds, got {create.timeout_s}"

@@ -30,6 +30,7 @@ __all__ = [
     "Activity",
     "End",
     "EndReason",
+    "PassedOn",
     "Priority",
     "QuotaUse",
     "SessionEvent",
@@ -196,6 +197,19 @@ class Activity:
 
 
 @dataclass(slots=True)
+class PassedOn:
+    """What a session's nodes are given as its client's request has it.
+
+    Attributes:
+        trace: The trace context of the request.
+        secrets: Variables of its ranks that nobody else may see; empty once they start.
+    """
+
+    trace: dict[str, str] = field(default_factory=dict[str, str])
+    secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+@dataclass(slots=True)
 class SessionTable:
     """One session as the controller knows it.
 
@@ -219,7 +233,7 @@ class SessionTable:
         ranks: (worker, node, pid, device) of each started rank.
         end: Why it ended, once it has.
         ended: When; set by the code that tells the client of the end.
-        trace: The trace context of the client's request, which is passed on to its nodes.
+        passed_on: What its nodes are given of the client's request.
         carrier: What carries, or carried last, the stream of its client: ``frames`` or ``grpc``.
         priority: Its class in the queue.
         window: How many commands may be under way; that of its nodes where that is less.
@@ -249,7 +263,7 @@ class SessionTable:
     )
     end: End | None = None
     ended: float = 0.0
-    trace: dict[str, str] = field(default_factory=dict[str, str])
+    passed_on: PassedOn = field(default_factory=PassedOn)
     carrier: str = ""
     priority: Priority = Priority.NORMAL
     window: int = WINDOW_COMMANDS

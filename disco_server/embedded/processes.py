@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ from disco_client.wire.batch import OutgoingBatch
 from disco_client.wire.codec import EncodedEnvelope, EncodedReply, EnvelopeKind, envelope
 from disco_client.wire.framing import frame
 from disco_client.wire.reports import Inspection, decode_report
+from disco_client.wire.session_secrets import read_secrets
 from disco_server.core.node import RankEnd
 from disco_server.core.nodes import NodeShare
 from disco_server.embedded.child_frames import Descriptors
@@ -97,6 +98,8 @@ class ProcessSession(Session):
         on_interrupt: What Ctrl-C in a call that waits ends: ``"wait"`` the wait, and the second
             time within a second also what the session executes; ``"session"`` both at once, as
             one wants of a notebook's cell. See :meth:`Session.interrupt`.
+        secrets: Credentials for the workers' environment, as for :func:`connect`; else they have
+            those of this process.
 
     Raises:
         ConfigError: An argument is wrong, or this system cannot watch processes.
@@ -110,7 +113,7 @@ class ProcessSession(Session):
         [2. 2.]
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (all but three by name)
         self,
         num_workers: int,
         num_groups: int = 1,
@@ -121,6 +124,7 @@ class ProcessSession(Session):
         logs: bool = True,
         hang_report: float | None = AUTO,
         on_interrupt: OnInterrupt = "wait",
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
         check_session(num_workers, num_groups, ccl, timeout)
         read_hang_report(hang_report)
@@ -128,7 +132,9 @@ class ProcessSession(Session):
         check_system("a ProcessSession")
         _check_entrypoint(entrypoint)
         _check_ccl(ccl)
-        transport = ProcessTransport(num_workers, num_groups, entrypoint, ccl or "", timeout)
+        transport = ProcessTransport(
+            *(num_workers, num_groups, entrypoint, ccl or "", timeout, read_secrets(secrets))
+        )
         super().__init__(
             transport,
             log_sink=print_logs if logs else None,
@@ -165,7 +171,9 @@ def _environ(ranks: int) -> dict[str, str]:
     return environ if environ.get(HASH_SEED, "").isdecimal() else fix_hashes(environ)
 
 
-def _assignments(session: int, start: node_pb2.StartRanks) -> Assignments:
+def _assignments(
+    session: int, start: node_pb2.StartRanks, brought: Mapping[str, str]
+) -> Assignments:
     """What the ranks are told of their session; they run on one node, and may use everything."""
     count = start.num_workers
     share = NodeShare(NODE, tuple(range(count)), tuple(range(count)), (_DEVICE,) * count)
@@ -177,7 +185,7 @@ def _assignments(session: int, start: node_pb2.StartRanks) -> Assignments:
         allow_save=everything,
         allow_load=everything,
     )
-    return Assignments(session, start, rules)
+    return Assignments(session, start, rules, brought)
 
 
 def _command(entrypoint: str, num_workers: int, num_groups: int, worker: int) -> list[str]:
@@ -196,7 +204,13 @@ class ProcessTransport(Bound):
     """
 
     def __init__(
-        self, num_workers: int, num_groups: int, entrypoint: str, ccl: str, timeout: float
+        self,
+        num_workers: int,
+        num_groups: int,
+        entrypoint: str,
+        ccl: str,
+        timeout: float,
+        brought: Mapping[str, str],
     ) -> None:
         self._session = secrets.randbits(64)
         self._name = f"processes-{next(_numbers)}"
@@ -218,7 +232,7 @@ class ProcessTransport(Bound):
             session=self._session,
             name=self._name,
             watcher=self,
-            assignment=_assignments(self._session, start).framed,
+            assignment=_assignments(self._session, start, brought).framed,
         )
         self._arrays = SharedArrays(self._children.send_array, self._wait_for)
         try:

@@ -34,6 +34,7 @@ from disco_client.transport.channel import check_grpc_threads
 from disco_client.transport.credentials import is_local
 from disco_client.transport.grpc import GrpcTransport
 from disco_client.waiting import AUTO, read_hang_report
+from disco_client.wire.session_secrets import read_secrets
 from disco_server.config import Address, ControllerConfig, WorkerConfig, read_guard
 from disco_server.controller.daemon import ControllerListener, beat
 from disco_server.controller.hub import Hub
@@ -315,6 +316,8 @@ class SocketSession(Session):
         auth_token_file: The tokens that nodes may show, ``worker NAME TOKEN`` a line; else
             ``DISCO_AUTH_TOKEN_FILE``.
         insecure: Whether other machines may join without; else ``DISCO_INSECURE``.
+        secrets: Credentials for the environment of all workers, as for :func:`connect`; an
+            ``insecure`` session that other machines can reach has none.
 
     Raises:
         ConfigError: An argument is wrong, or the address cannot be listened on, or is open to
@@ -350,6 +353,7 @@ class SocketSession(Session):
         require_client_cert: bool | None = None,
         auth_token_file: str | os.PathLike[str] | None = None,
         insecure: bool | None = None,
+        secrets: Mapping[str, str] | None = None,
     ) -> None:
         _check_whole(num_nodes=num_nodes, num_workers_per_node=num_workers_per_node)
         num_workers = num_nodes * num_workers_per_node
@@ -358,6 +362,7 @@ class SocketSession(Session):
         check_name(name or "")
         read_hang_report(hang_report)
         check_on_interrupt(on_interrupt)
+        brought = read_secrets(secrets)
         listen = _where(host, port)
         guard = read_guard(
             {
@@ -380,7 +385,8 @@ class SocketSession(Session):
             )
             raise ConfigError(msg) from None
         self._address = Address(host, node.address.port)
-        wish = Wish(num_workers, num_groups, ccl or "", name or "", owner(), OPEN_S)
+        about = num_workers, num_groups, ccl or "", name or "", owner(), OPEN_S
+        wish = Wish(*about, secrets=brought)
         try:
             command = _command(self._address, num_workers_per_node, guard)
             _await_nodes(node, command, num_nodes, num_workers_per_node, timeout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind, envelope
@@ -19,6 +19,7 @@ class Assignments:
         session: The session's id.
         start: What the session is, and where its ranks are.
         rules: What sessions may do here: the fields that are the same for all ranks.
+        secrets: The secrets that the session brings.
 
     Attributes:
         share: The ranks of this node.
@@ -30,12 +31,17 @@ class Assignments:
     """
 
     def __init__(
-        self, session: int, start: node_pb2.StartRanks, rules: node_pb2.AssignRank
+        self,
+        session: int,
+        start: node_pb2.StartRanks,
+        rules: node_pb2.AssignRank,
+        secrets: Mapping[str, str],
     ) -> None:
         if start.node_index >= len(start.nodes):
             msg = f"expected ranks for node {start.node_index} of {len(start.nodes)}"
             raise ConnectionError(msg)
         self._session, self._start, self._rules = session, start, rules
+        self._secrets = secrets
         self._host_id = start.nodes[start.node_index].host_id
         self.share = decode_share(start.nodes[start.node_index])
         by_host: dict[str, list[int]] = {}
@@ -70,6 +76,7 @@ class Assignments:
             local_rank=self.local_workers.index(worker),
             host_id=self._host_id,
             with_gpus=any(name != "cpu" for node in start.nodes for name in node.devices),
+            secrets=self._secrets,
         )
         assign.MergeFrom(self._rules)
         limits = start.command_limit_s, self._rules.command_limit_s

@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, NoReturn
 from disco_client.clock import LONGEST_S
 from disco_client.pb import node_pb2
 from disco_client.wire.codec import EnvelopeKind
+from disco_client.wire.session_secrets import is_secret
 from disco_client.wire.values import Device
 from disco_server.collectives.loss import LOST
 from disco_server.collectives.mpich_memory import (
@@ -69,6 +70,7 @@ __all__ = [
     "keep_freed_memory",
     "main",
     "run",
+    "take_secrets",
 ]
 
 
@@ -118,6 +120,27 @@ def _limit(which: int, amount: int) -> None:
     if most != resource.RLIM_INFINITY:
         amount = min(amount, most)
     resource.setrlimit(which, (amount, amount))
+
+
+def take_secrets(secrets: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
+    """Gives this process the secrets that its session brings, and lets it have no core file.
+
+    They are not of the environment with which it started, which files of /proc show. Secrets of
+    the same store that the daemon passed on go, since half of each would be of no use. The process
+    stays dumpable: MPI copies large arrays from one rank's memory into another's, which Linux
+    refuses for one that is not.
+
+    Args:
+        secrets: By their names; where there are none, nothing changes.
+        environ: The environment of this process.
+    """
+    if not secrets:
+        return
+    _limit(resource.RLIMIT_CORE, 0)
+    stores = {name.partition("_")[0] for name in secrets}
+    for name in [name for name in environ if is_secret(name) and name.partition("_")[0] in stores]:
+        del environ[name]
+    environ.update(secrets)
 
 
 def enter_folder(path: str) -> None:
@@ -267,6 +290,7 @@ def _serve(port: RankPort, flight: FlightRecorder) -> None:
     while received is None or received.kind != EnvelopeKind.ASSIGN:
         received = port.next()
     assign = node_pb2.AssignRank.FromString(received.payload)
+    take_secrets(assign.secrets, os.environ)
     _warn_of_shortage(assign)
     worker = _assigned(port, received.session, assign, flight)
     worker.audit, worker.guard = port.audit, port.guard

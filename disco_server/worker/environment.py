@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from disco_client.wire.session_secrets import is_secret
 from disco_server.config import Account, WorkerConfig, passes
 from disco_server.ipc.process import fix_hashes, limit_threads
 from disco_server.settings import RANK_VARIABLES
@@ -33,11 +33,6 @@ PASSED = (
 )
 """What ranks get of the daemon's environment unless ``--env`` says more."""
 
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEYRING"
-    r"|(^|_)((API_?)?KEYS?|PASS|PWD|PAT|CREDS?|JWT)(_|$)",
-    re.IGNORECASE,
-)
 _NEVER = ("PMI_*", "DISCO_AUTH*", "DISCO_TLS*", "DISCO_TOKEN*")
 
 
@@ -60,7 +55,7 @@ def rank_environment(
     out = {
         name: value
         for name, value in environ.items()
-        if (passes(name, PASSED) and not _SECRET.search(name)) or passes(name, names)
+        if (passes(name, PASSED) and not is_secret(name)) or passes(name, names)
     }
     # Ranks make no spans; their headers may hold a secret, so "*" does not cover them.
     telemetry = [*given, *(item for item in names if item.startswith("OTEL_"))]

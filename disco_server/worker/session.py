@@ -65,7 +65,10 @@ class WorkerSession:
     def __init__(self, session: int, start: node_pb2.StartRanks, services: NodeServices) -> None:
         self.session, self.start = session, start
         self._services = services
-        assignments = Assignments(session, start, services.rules)
+        # For the ranks alone: what is said of the session elsewhere is made of the request.
+        secrets = dict(start.secrets)
+        start.ClearField("secrets")
+        assignments = Assignments(session, start, services.rules, secrets)
         self._spans = RankSpans(session, start, assignments.share)
         log = bind(_logger, session=start.session_name, node=services.node)
         self.log = bind(log, **self._spans.ids)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import json
 import os
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,15 +34,15 @@ def need(*packages: str) -> None:
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """Runs moto's S3 server; gives its address once it answers."""
+def s3_server(folder: Path, **env: str) -> Iterator[str]:
+    """Runs moto's S3 server, which may not answer yet; gives its address."""
     need("obstore", "moto", "flask", "flask_cors")
     address = f"127.0.0.1:{own_port()}"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", address[10:]]
-    env = {**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": f"http://{address}"}
+    variables = {**os.environ, "MOTO_S3_CUSTOM_ENDPOINTS": f"http://{address}", **env}
     with (
         (folder / "s3-server.log").open("wb") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=env) as server,
+        subprocess.Popen(command, stdout=log, stderr=log, env=variables) as server,
     ):
         try:
             yield address
@@ -54,6 +56,38 @@ def answers(address: str) -> bool:
         urllib.request.urlopen(f"http://{address}/moto-api/", timeout=5).close()
         return True
     return False
+
+
+def ask_for_credentials(address: str) -> dict[str, str]:
+    """Makes a user of S3, whose credentials a server checks from now on; returns them.
+
+    Args:
+        address: Of a server with ``INITIAL_NO_AUTH_ACTION_COUNT=inf``; its buckets are made before.
+    """
+
+    def post(path: str, body: str, **headers: str) -> str:
+        url = f"http://{address}{path}"
+        request = urllib.request.Request(url, body.encode(), headers, method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def manage(action: str, **fields: str) -> str:
+        scope = "Credential=any/20260101/us-east-1/iam/aws4_request"
+        signed = f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature=none"
+        asked = {"Action": action, "UserName": "trainer", "Version": "2010-05-08", **fields}
+        return post("/", urllib.parse.urlencode(asked), Authorization=signed)
+
+    manage("CreateUser")
+    allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    manage("PutUserPolicy", PolicyName="all", PolicyDocument=policy)
+    made = manage("CreateAccessKey")
+    post("/moto-api/reset-auth", "0", **{"Content-Type": "text/plain"})
+    found = {tag: made.partition(f"<{tag}>")[2].partition("<")[0] for tag in _KEY}
+    return {_KEY[tag]: value for tag, value in found.items()}
+
+
+_KEY = {"AccessKeyId": "AWS_ACCESS_KEY_ID", "SecretAccessKey": "AWS_SECRET_ACCESS_KEY"}
 
 
 def make_bucket(address: str) -> str:

@@ -167,3 +167,41 @@ def test_a_lone_command_does_not_wait_behind_what_another_session_has_sent(serve
         assert first < count * 3 // 4, first
 
     serve(scenario)
+
+
+def test_secrets_that_a_client_should_have_refused_are_refused(serve):
+    """Without what they are: a peer may send what it likes."""
+
+    async def scenario(rig):
+        await rig.node("one")
+        for name, value in (("LD_PRELOAD", "hush-5c"), ("A_TOKEN", "hush-5c\0")):
+            ended = await (await rig.client(secrets={name: value})).ended()
+            assert ended.reason == Reason.END_REASON_REFUSED
+            assert name in ended.message
+            assert "hush-5c" not in ended.message
+
+    serve(scenario)
+
+
+def test_a_controller_forgets_secrets_once_ranks_start(serve):
+    """Until then it keeps them, for whoever waits for slots; an end is enough as well."""
+
+    async def scenario(rig):
+        given = {"HF_TOKEN": "hush-5c"}
+        first = await rig.client(secrets=given)
+        await first.next(EnvelopeKind.QUEUED)
+        (table,) = rig.hub.cluster.sessions.values()
+        assert table.passed_on.secrets == given
+        assert "hush-5c" not in repr(table)
+        node = await rig.node("one")
+        _, start = await node.start_ranks()
+        assert dict(start.secrets) == given
+        assert table.passed_on.secrets == {}
+        second = await rig.client(secrets=given)
+        await second.next(EnvelopeKind.QUEUED)
+        waiting = next(each for each in rig.hub.cluster.sessions.values() if each is not table)
+        await second.send(EnvelopeKind.CLOSE)
+        await rig.until(lambda: not waiting.alive)
+        assert waiting.passed_on.secrets == {}
+
+    serve(scenario)

@@ -21,6 +21,6 @@ def test_a_rank_keeps_the_shorter_limit_of_its_session_and_its_node(sessions, no
     share = encode_share(NodeShare("one", (0,), (0,), ("cpu",)), "host")
     start = node_pb2.StartRanks(num_workers=1, nodes=[share], command_limit_s=sessions)
     rules = node_pb2.AssignRank(command_limit_s=nodes)
-    (raw,) = FrameCutter().feed(Assignments(1, start, rules).framed(0))
+    (raw,) = FrameCutter().feed(Assignments(1, start, rules, {}).framed(0))
     told = EncodedEnvelope.FromString(raw)
     assert node_pb2.AssignRank.FromString(told.payload).command_limit_s == least

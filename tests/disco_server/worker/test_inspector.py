@@ -74,10 +74,10 @@ def test_a_session_whose_rank_was_killed_can_be_asked_itself(cluster, eventually
             session.diagnose()
 
 
-def ended_session(number):
+def ended_session(number, **fields):
     """A session of which no rank is left."""
     ranks = node_pb2.NodeRanks(node="a", num_workers=2, devices=["cpu"], slots=[0])
-    start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2, nodes=[ranks])
+    start = node_pb2.StartRanks(session_name=f"s{number}", num_workers=2, nodes=[ranks], **fields)
     services = NodeServices(
         node="a",
         rules=node_pb2.AssignRank(),
@@ -137,3 +137,16 @@ def test_no_copy_of_what_ranks_recorded_outlives_the_report():
 
     assert asyncio.run(run(others=[])) == (0, ring.RING_BYTES)
     assert asyncio.run(run(others=[1])) == (ring.RING_BYTES, ring.RING_BYTES)
+
+
+def test_what_a_node_reports_of_a_session_has_no_secrets():
+    """Its ranks are told of them, and a restarted controller is not."""
+
+    async def run():
+        session = ended_session(1, secrets={"HF_TOKEN": "hush-3b"}, transfer_key=b"known")
+        assert b"hush-3b" in session.driver._assignments.framed(0)
+        return session.describe().SerializeToString()
+
+    told = asyncio.run(run())
+    assert b"known" in told
+    assert b"hush-3b" not in told
