@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
@@ -31,7 +32,15 @@ _AT_ONCE = 8
 _MAX_PARTS = 9_000
 """S3 takes 10,000 parts of an object."""
 
-_OPTIONS = {"connect_timeout": "10s", "timeout": "60s"}
+_ANSWER_S = 60.0
+"""How long a request may take until all of its answer is there: eight of 8 MiB share a connection
+of 1 MiB/s. A time between two reads is not limited, because that counts while a body is sent."""
+
+_AGAIN_S = 90.0
+"""For how long a request is sent again that fails, or that a store answers with 5xx or 429: stores
+ask for less when they have to grow, and servers are replaced. One that stalls is sent twice."""
+
+_CONNECT_S, _LONGEST_PAUSE_S = 10.0, 5.0
 _STORES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 
 
@@ -101,11 +110,27 @@ def _store(scheme: str, host: str) -> Any:
     """The client of a bucket, which renews its credentials by itself."""
     stores = _library().store
     # Who wants TLS writes https in the address of the endpoint.
-    options = {**_OPTIONS, "allow_http": True}
+    options = {
+        "client_options": {
+            "connect_timeout": timedelta(seconds=_CONNECT_S),
+            "timeout": timedelta(seconds=_ANSWER_S),
+            "allow_http": True,
+        },
+        "retry_config": {
+            "max_retries": 1000,  # the time is what counts
+            "retry_timeout": timedelta(seconds=_AGAIN_S),
+            # Each pause is one by chance, up to three times the one before.
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=_LONGEST_PAUSE_S),
+                "base": 3,
+            },
+        },
+    }
     with _translated():
         if scheme in _STORES:
-            return getattr(stores, _STORES[scheme])(host, client_options=options)
-        return stores.HTTPStore(f"{scheme}://{host}", client_options=options)
+            return getattr(stores, _STORES[scheme])(host, **options)
+        return stores.HTTPStore(f"{scheme}://{host}", **options)
 
 
 def _key(path: ObjectPath) -> str:
@@ -127,12 +152,13 @@ def _translated() -> Generator[None]:
     except (known.PermissionDeniedError, known.UnauthenticatedError) as error:
         raise OSError(errno.EACCES, _brief(error)) from None
     except known.BaseError as error:
-        raise OSError(errno.EIO, _brief(error)) from None
-    except OSError as error:
-        raise OSError(error.errno or errno.EIO, _brief(error)) from None
+        raise _failure(error) from None
+    except OSError as error:  # of writers
+        raise _failure(error, error.errno or errno.EIO) from None
 
 
 _SAID = re.compile(r"<(Code|Message)>(.*?)</\1>", re.DOTALL)
+_TRIED = re.compile(r" in (\d+\.?\d?)\d*(m?s), after (\d+) retries")
 _MAX_BRIEF = 300
 
 
@@ -143,12 +169,38 @@ def _brief(error: Exception) -> str:
     said = ", ".join(each for _, each in _SAID.findall(mark + body))
     # What was requested from where is known; behind it stands what happened.
     happened = said or before.rpartition(" - ")[2] or before
-    return re.sub(r"\s+", " ", happened).rstrip(" :")[:_MAX_BRIEF]
+    brief = re.sub(r"\s+", " ", happened).rstrip(" :")[:_MAX_BRIEF]
+    if not said and (tried := _TRIED.search(before)) is not None:
+        brief = f"{brief} (tried {int(tried[3]) + 1} times in {tried[1]} {tried[2]})"
+    return brief
+
+
+def _failure(error: Exception, number: int = errno.EIO) -> OSError:
+    # Only what it says for debugging, and not for a writer, tells a timeout from other failures.
+    if "kind: Timeout" not in str(error):
+        return OSError(number, _brief(error))
+    problem = (
+        f"it stalled: the server did not take a request and answer it in full within {_ANSWER_S:g}"
+        f" s, and neither when it was asked again for up to {_AGAIN_S:g} s"
+    )
+    return OSError(errno.ETIMEDOUT, problem)
 
 
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disco-objects")
+
+
+def _call(name: str, *args: Any, **options: Any) -> Any:
+    """Calls a function of the library, and lets an interrupt end the wait for it.
+
+    The library waits without looking for signals, so another thread calls it.
+
+    Raises:
+        OSError: It failed.
+    """
+    with _translated():
+        return _threads().submit(getattr(_library(), name), *args, **options).result()
 
 
 class ObjectBytes:
@@ -163,8 +215,7 @@ class ObjectBytes:
 
     def __init__(self, path: ObjectPath) -> None:
         self._store, self._key = _store(path.scheme, path.host), _key(path)
-        with _translated():
-            facts = _library().head(self._store, self._key)
+        facts = _call("head", self._store, self._key)
         self.size: int = facts["size"]
         tag = facts["e_tag"] or ""
         # Weak tags are equal to nothing in this comparison.
@@ -212,8 +263,7 @@ def list_objects(path: ObjectPath) -> list[str]:
     if path.scheme not in _STORES:
         raise OSError(errno.ENOTSUP, "web servers have no lists: name a file of it")
     store, key = _store(path.scheme, path.host), _key(path)
-    with _translated():
-        found = _library().list_with_delimiter(store, f"{key}/" if key else None)
+    found = _call("list_with_delimiter", store, f"{key}/" if key else None)
     names = [entry["path"] for entry in found["objects"]] + list(found["common_prefixes"])
     return [name.rstrip("/").rpartition("/")[2] for name in names]
 
@@ -305,8 +355,7 @@ class ObjectFolder:
 
     def claim(self, name: str) -> None:
         """Makes an empty object."""
-        with _translated():
-            _library().put(self._store, _key(self._path / name), b"")
+        _call("put", self._store, _key(self._path / name), b"")
 
     def put_new(self, name: str, content: bytes, _claim: str) -> bool:
         """Makes an object where there is none of that name; whether there was none.
@@ -316,8 +365,7 @@ class ObjectFolder:
         """
         key = _key(self._path / name)
         try:
-            with _translated():
-                _library().put(self._store, key, content, mode="create", use_multipart=False)
+            _call("put", self._store, key, content, mode="create", use_multipart=False)
         except FileExistsError:
             return False
         return True
@@ -328,8 +376,8 @@ class ObjectFolder:
         with _translated():
             listed = _library().list(self._store, f"{key}/")
             found = [entry["path"] for some in listed for entry in some]
-        with suppress(FileNotFoundError), _translated():
-            _library().delete(self._store, found or key)
+        with suppress(FileNotFoundError):
+            _call("delete", self._store, found or key)
 
     def close(self) -> None:
         """There is nothing to be given back."""

@@ -30,6 +30,9 @@ class Fault:
         body: The body with it.
         lost: The server does the request, and its answer does not come.
         cut: After so many bytes of the body, sent or answered, the connection is reset; -1 for not.
+        held: After so many bytes of the body that is answered, the rest comes when `FaultyServer`
+            is released, or ends; -1 for not.
+        pause_s: Seconds between two bytes of that body.
         before: What is done before the server has the request; it may send others.
         met: How many requests it concerned.
     """
@@ -41,8 +44,13 @@ class Fault:
     body: bytes = b""
     lost: bool = False
     cut: int = -1
+    held: int = -1
+    pause_s: float = 0.0
     before: Callable[[], object] | None = None
     met: int = 0
+
+
+_NO_FAULT = Fault("")
 
 
 class FaultyServer:
@@ -56,12 +64,14 @@ class FaultyServer:
         address: Where the proxy listens.
         faults: What happens to requests that come; the first that concerns one.
         seen: Method and target of each request.
+        released: Set to let answers go on that are held.
     """
 
     def __init__(self, address: str) -> None:
         self.leads_to = address
         self.faults: list[Fault] = []
         self.seen: list[tuple[str, str]] = []
+        self.released = threading.Event()
         self._lock = threading.Lock()
         handler = type("Handler", (_Handler,), {"faulty": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -84,6 +94,7 @@ class FaultyServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.released.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -123,10 +134,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.lost:
             self._reset()
         else:
-            self._answer(reply.status, reply.getheaders(), content, fault.cut)
+            self._answer(reply.status, reply.getheaders(), content, fault)
 
     def _answer(
-        self, status: int, headers: list[tuple[str, str]], body: bytes, cut: int = -1
+        self, status: int, headers: list[tuple[str, str]], body: bytes, fault: Fault = _NO_FAULT
     ) -> None:
         self.send_response_only(status)
         for name, value in headers:
@@ -138,9 +149,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if only_head:
             return
-        self.wfile.write(body if cut < 0 else body[:cut])
-        if cut >= 0:
+        if fault.cut >= 0:
+            self.wfile.write(body[: fault.cut])
             self._reset()
+        elif fault.held >= 0:
+            self.wfile.write(body[: fault.held])
+            self.faulty.released.wait()
+            self.wfile.write(body[fault.held :])
+        else:
+            self._write_slowly(body, fault.pause_s)
+
+    def _write_slowly(self, body: bytes, pause_s: float) -> None:
+        step = 1 if pause_s else max(len(body), 1)
+        for at in range(0, len(body), step):
+            self.wfile.write(body[at : at + step])
+            if pause_s:
+                self.faulty.released.wait(pause_s)
 
     def _reset(self) -> None:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

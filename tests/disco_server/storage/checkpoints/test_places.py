@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from disco_server.storage import stores
 from disco_server.storage.checkpoint_read import StoredCheckpoint
 from disco_server.storage.files import FileError, FileNotAllowed, absolute_path
 from disco_server.storage.folders import list_names
@@ -142,11 +145,15 @@ def test_a_web_server_is_only_read(write_checkpoint):
 # A server on a bad day.
 
 
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+
+
 @pytest.fixture
 def faulty(bucket, s3_address, monkeypatch):
     """A proxy before the server, and a bucket that this process reaches through it."""
     with FaultyServer(s3_address) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+        monkeypatch.setattr(stores, "_LONGEST_PAUSE_S", 0.2)
         yield server
 
 
@@ -170,8 +177,14 @@ def test_an_index_whose_answer_was_lost_is_the_checkpoint(
         Fault("GET", "worker-00001", cut=60),
         Fault("GET", "worker-00001", status=503, times=2),
         Fault("GET", "list-type", status=500),
+        Fault("GET", "worker-00001", status=429, times=2),
+        Fault("PUT", "worker-00001", status=503, body=SLOW_DOWN, times=12),
+        Fault("GET", "worker-00001", pause_s=1e-4),
     ],
-    ids=["refused", "cut", "lost", "read-cut", "read-refused", "list-refused"],
+    ids=[
+        *("refused", "cut", "lost", "read-cut", "read-refused", "list-refused"),
+        *("read-busy", "overloaded", "read-slow"),
+    ],
 )
 def test_what_fails_now_and_then_is_done_again(faulty, bucket, write_checkpoint, read_whole, fault):
     """Requests that are refused, and connections that are reset in the middle of a body."""
@@ -179,6 +192,69 @@ def test_what_fails_now_and_then_is_done_again(faulty, bucket, write_checkpoint,
     write_checkpoint(f"{bucket}/c", NEW)
     assert value_at(f"{bucket}/c", read_whole) == 1
     assert faulty.faults[0].met == fault.times
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"method": "GET", "held": 60},
+        {"method": "GET", "pause_s": 0.2},
+        {"method": "GET", "before": True},
+        {"method": "HEAD", "before": True},
+        {"method": "PUT", "before": True},
+    ],
+    ids=["answer", "bytes", "get", "head", "put"],
+)
+def test_a_server_that_stalls_is_given_up(
+    faulty, bucket, write_checkpoint, read_whole, monkeypatch, fault
+):
+    """In the middle of an answer, with a byte now and then, or before it answers at all."""
+    write_checkpoint(f"{bucket}/c", OLD)
+    monkeypatch.setattr(stores, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(stores, "_AGAIN_S", 1.0)
+    stores._store.cache_clear()
+    use, told = partial(value_at, read_whole=read_whole), r"it stalled: .* in full within 0\.5 s"
+    if fault["method"] == "PUT":
+        use = partial(write_checkpoint, tensors=NEW)
+        told = r"error sending request \(tried [2-9] times in [1-9][0-9.]* s\)"
+    if fault.get("before"):
+        fault = {**fault, "before": faulty.released.wait}
+    faulty.faults.append(Fault(holds="worker-00001", times=99, **fault))
+    with pytest.raises(FileError, match=told) as raised:
+        use(f"{bucket}/c")
+    assert f"{bucket}/c/generation-" in str(raised.value)
+    assert faulty.faults[0].met > 1
+    faulty.released.set()
+    faulty.faults.clear()
+    assert value_at(f"{bucket}/c", read_whole) == 0
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+def test_an_interrupt_ends_the_wait_for_a_server(
+    faulty, bucket, write_checkpoint, read_whole, method
+):
+    """Which does not answer: the library waits on, in a thread of its own."""
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    def hang():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        faulty.released.wait()
+
+    write_checkpoint(f"{bucket}/c", OLD)
+    faulty.faults.append(Fault(method, "worker-00001", before=hang))
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            value_at(f"{bucket}/c", read_whole)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        faulty.released.set()
+    assert value_at(f"{bucket}/c", read_whole) == 0
 
 
 def said(code, message):
