@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         JobPending,
         JobRefused,
         NodeLost,
+        NoMemory,
         NoSlots,
         NoSuchCluster,
         NoSuchNode,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         RemoteError,
         RemoteException,
         RemoteFailure,
+        SavingUnderWay,
         SessionClosed,
         SessionError,
         SessionExpired,
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from disco_client.notebook import WorkProgress
     from disco_client.objects import DObject
     from disco_client.program import Program
+    from disco_client.saving import Saving
     from disco_client.session import Session
     from disco_client.streams import Stream
     from disco_client.tracing.rank_flights import RankFlight
@@ -127,6 +130,7 @@ __all__ = [
     "JobEnded",
     "JobPending",
     "JobRefused",
+    "NoMemory",
     "NoSlots",
     "NoSuchCluster",
     "NoSuchNode",
@@ -145,6 +149,8 @@ __all__ = [
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
+    "Saving",
+    "SavingUnderWay",
     "Session",
     "SessionClosed",
     "SessionError",
@@ -184,6 +190,7 @@ _HOMES = {
     "objects": ("DObject",),
     "program": ("Program",),
     "replies": ("Failures",),
+    "saving": ("Saving",),
     "session": ("Session",),
     "streams": ("Stream",),
     "wire.values": ("Device", "Opaque", "Shape", "cpu", "cuda", "rocm"),

@@ -163,7 +163,7 @@ class CommandLog:
 
     # The program's side ----------------------------------------------------
 
-    def issue(
+    def issue(  # noqa: PLR0913  (what a command consists of)
         self,
         action: Action,
         fill: Fill | None = None,
@@ -174,6 +174,7 @@ class CommandLog:
         answers: int = 0,
         beside: Callable[[], int] | None = None,
         deadline: Deadline | None = None,
+        site: Site | None = None,
     ) -> tuple[int, Any]:
         """Appends one command.
 
@@ -187,6 +188,7 @@ class CommandLog:
             beside: Says, once the arguments are written, how many bytes of arrays
                 travel beside it to a worker.
             deadline: When to end a wait for room.
+            site: The line and the scope that it is for; None for the caller's.
 
         Returns:
             Its sequence number, and its register, or the new reference.
@@ -197,7 +199,7 @@ class CommandLog:
                 answer or large arrays; or it is sending or reading, and there is no room.
             SessionError: The session is closed or lost, or this would wait in an event loop.
         """
-        site = call_site(current_scope(self))
+        site = site or call_site(current_scope(self))
         command = EncodedCommand(action=action, func=func)  # type: ignore[arg-type]  (the numbers are the same)
         if self.time_limit is not None and action in INTERRUPTIBLE:
             command.limit_s = self.time_limit()

@@ -95,8 +95,10 @@ from disco_client.wire.values import (
 if TYPE_CHECKING:
     import numpy as np
 
+    from disco_client.call_sites import Site
     from disco_client.command_log import Abandoned, Fill
     from disco_client.recovery.replay import Replaying
+    from disco_client.saving import Saving
     from disco_client.window import Bar
 
 __all__ = [
@@ -806,6 +808,7 @@ class SessionCore:
         recorders: The active captures, by the task or thread that captures.
         background: Reads answers and sends arrays, for calls that do not wait.
         callbacks: Runs functions of the program, which may wait for anything.
+        saving: The checkpoint that is saved while the session goes on, if there is one.
     """
 
     def __init__(
@@ -827,6 +830,7 @@ class SessionCore:
         self.background: Background = Background("disco-results", Background.RESULTS)
         self.callbacks: Background = Background("disco-callbacks", Background.CALLBACKS)
         self.closed: bool = False
+        self.saving: Saving | None = None
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
         self._parts: dict[object, Any] = {}
@@ -1095,6 +1099,18 @@ class SessionCore:
         """Calls a function for this session, also in a thread that captures a program."""
         return self._call_with_values(self.check_ref(self.builtin(name)), args)
 
+    def call_for(self, site: Site, name: str, ref: DRef | None) -> DRef:
+        """Calls a function of a reference for a line of before, whose scope gets its failure."""
+
+        def fill(command: EncodedCommand) -> int:
+            encode_value(command.args.add(), ref, register_of=self.register_of)
+            return 0
+
+        func = self.check_ref(self.builtin(name))
+        made: DRef
+        _, made = self.log.issue(Action.CALL_PACKED, fill, func=func, reg=self.refer, site=site)
+        return made
+
     # Arrays --------------------------------------------------------------------
 
     def empty(
@@ -1168,6 +1184,7 @@ class SessionCore:
     ) -> list[Any]:
         """Fetches from several workers: copies, or with ``itself`` what threads themselves hold."""
         self.check_may_wait("await ref.get(worker) or await ref.get_all()")
+        self.look_at_saving()
         here, action, deadline = self.here(), Action.DEBUG_GET_FROM_REMOTE, Deadline.of(timeout)
         fill = _itself if itself else None
         asked: list[tuple[int, int]] = []
@@ -1351,6 +1368,7 @@ class SessionCore:
         if self.recorders and (here := self.here()) is not self:
             here.sync(worker)
         self.check_may_wait("await session.synced()")
+        self.look_at_saving()
         pump, deadline = self.transport.progress, Deadline.of(timeout)
         if pump is None:
             self.await_mark(self.mark(worker, deadline), deadline)
@@ -1375,6 +1393,11 @@ class SessionCore:
         self.inbox.wait(mark, self.transport.check_alive, deadline)
         before = None if scope is None else mark
         self.inbox.raise_pending(sync=True, scope=scope, before=before)
+
+    def look_at_saving(self) -> None:
+        """Finds out in passing whether a save that goes on beside has failed; never waits."""
+        if self.saving is not None:
+            self.saving.look()
 
     # Without waiting -------------------------------------------------------------------
 
@@ -1430,8 +1453,12 @@ class SessionCore:
         """Asks what one worker's register holds; see `attend` for ``soon``."""
         here, scope = self.here(), self.log.scope()
         seq = here.question(Action.DEBUG_GET_FROM_REMOTE, ref, worker)
-        read = partial(here.answered, seq, worker, scope=scope, forget=False)
-        return here.attend(seq, scope, read, soon=soon)
+        return here.attend_value(seq, worker, scope, soon=soon)
+
+    def attend_value(self, seq: int, worker: int, scope: Scope, *, soon: bool = False) -> RefFuture:
+        """Makes the future of a question that was put to a worker; see `attend`."""
+        read = partial(self.answered, seq, worker, scope=scope, forget=False)
+        return self.attend(seq, scope, read, soon=soon)
 
     def stream(self, ref: DRef, worker: int, ahead: int) -> Stream[Any]:
         """Goes through the items of a generator; see ``DRef.stream``."""
@@ -1483,6 +1510,7 @@ class SessionCore:
         deadline: Deadline | None = None,
     ) -> list[Any]:
         """Awaits what the registers of several workers hold."""
+        self.look_at_saving()
         return await await_all(
             self.log,
             lambda: [self.ask(ref, worker, soon=True) for worker in workers],
@@ -1505,6 +1533,7 @@ class SessionCore:
 
     async def synced(self, deadline: Deadline | None = None) -> None:
         """Awaits that every worker has executed what was issued before; see ``Session.synced``."""
+        self.look_at_saving()
 
         def ask() -> list[RefFuture]:
             here, scope = self.here(), self.log.scope()
@@ -1541,6 +1570,8 @@ class SessionCore:
 
     def shutdown(self) -> None:
         """Ends the session and frees its slots; see ``Session.shutdown``."""
+        if self.saving is not None:
+            self.saving.settle(tell=True, patience=_CLOSE_TIMEOUT_S)
         self.closed = True
         if self._finalizer is not None:
             self._finalizer()
@@ -1556,6 +1587,8 @@ class SessionCore:
             raise ConfigError(msg)
         self.transport.check_detachable()
         self.check_may_wait("await asyncio.to_thread(session.detach)")
+        if self.saving is not None:
+            self.saving.settle(tell=False)
         self.sync()
         self.inbox.raise_left()
         self.transport.detach(lease)
@@ -1570,7 +1603,7 @@ class SessionCore:
     def disown(self) -> None:
         """Leaves the session to the process that forked this one."""
         transport, why = self.transport, not_here(self.name)
-        self.closed = True
+        self.closed, self.saving = True, None
         if self._finalizer is not None:
             self._finalizer.detach()
         leak(transport)
@@ -1585,6 +1618,8 @@ class SessionCore:
 
     def raise_unseen(self, *, synced: bool = False) -> None:
         """Raises what no call has raised yet; ``synced``: all commands have been executed."""
+        if self.saving is not None and not synced:
+            self.saving.settle(tell=False)
         lost = self.log.closed
         if lost is None:
             if not synced:

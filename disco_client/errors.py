@@ -34,6 +34,7 @@ __all__ = [
     "JobEnded",
     "JobPending",
     "JobRefused",
+    "NoMemory",
     "NoSlots",
     "NoSuchCluster",
     "NoSuchNode",
@@ -48,6 +49,7 @@ __all__ = [
     "RemoteError",
     "RemoteException",
     "RemoteFailure",
+    "SavingUnderWay",
     "SessionClosed",
     "SessionError",
     "SessionExpired",
@@ -325,6 +327,48 @@ class Reentered(SessionError):
 
     def __init__(self, text: str = _REENTERED) -> None:
         super().__init__(text)
+
+
+class SavingUnderWay(SessionError):
+    """The session is saving a checkpoint already, by ``session.save(..., wait=False)``.
+
+    Attributes:
+        path: Where that one is saved.
+
+    Examples:
+        >>> x = session.distribute(np.ones((4, 2)), placement="S[0]")
+        >>> saving = session.save("step-1", {"x": x}, wait=False)
+        >>> try:
+        ...     session.save("step-2", {"x": x})
+        ... except disco_client.SavingUnderWay as error:
+        ...     saving.wait()
+        ...     session.save("step-2", {"x": x})
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path: str = path
+
+
+class NoMemory(SessionError, MemoryError):
+    """The workers have no memory for the copies that ``session.save(..., wait=False)`` makes.
+
+    Attributes:
+        needed: How many bytes are needed, on a worker or on all of a node.
+        available: How many there are.
+
+    Examples:
+        >>> x = session.distribute(np.ones((4, 2)), placement="S[0]")
+        >>> try:
+        ...     session.save("step-1", {"x": x}, wait=False).wait()
+        ... except disco_client.NoMemory:
+        ...     session.save("step-1", {"x": x})
+    """
+
+    def __init__(self, message: str, *, needed: int = 0, available: int = 0) -> None:
+        super().__init__(message)
+        self.needed: int = needed
+        self.available: int = available
 
 
 class NoSlots(SessionError, TimeoutError):

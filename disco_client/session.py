@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
 from disco_client import checkpointing, collectives, modules, objects, publishing
 from disco_client.cancelling import Cancelling
 from disco_client.core import SessionCore, core_of
 from disco_client.diagnosis import look_at
+from disco_client.errors import ConfigError
 from disco_client.futures import await_room
 from disco_client.interrupts import Interrupts
 from disco_client.limits import LimitBlock
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from disco_client.objects import DObject
     from disco_client.own_code import OwnCode
     from disco_client.program import Program
+    from disco_client.saving import Saving
     from disco_client.telemetry.base import Span
     from disco_client.tracing.trace import Flight, Trace
     from disco_client.transport.base import Expiry, RankPlace, Transport
@@ -996,14 +998,48 @@ class Session:
 
         assign.assign(self._core, self._engine, targets, sources, progress=progress)
 
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, DTensor],
+        *,
+        format: str = "disco",
+        wait: Literal[True] = True,
+        progress: bool | None = None,
+    ) -> None: ...
+
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, DTensor],
+        *,
+        format: Literal["disco"] = "disco",
+        wait: Literal[False],
+        progress: bool | None = None,
+    ) -> Saving: ...
+
+    @overload
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        tensors: Mapping[str, DTensor],
+        *,
+        format: str = "disco",
+        wait: bool,
+        progress: bool | None = None,
+    ) -> Saving | None: ...
+
     def save(
         self,
         path: str | os.PathLike[str],
         tensors: Mapping[str, DTensor],
         *,
         format: str = "disco",  # noqa: A002  (as pandas and torch name it)
+        wait: bool = True,
         progress: bool | None = None,
-    ) -> None:
+    ) -> Saving | None:
         """Saves distributed tensors; each worker writes its own parts.
 
         What is saved is what the commands before this one made of the tensors. Waits
@@ -1022,12 +1058,22 @@ class Session:
                 programs, whose names may lie in groups, as ``"run/w"``; see
                 :func:`~disco_client.distributed.from_zarr` and its kind. To Zarr all workers
                 write at once, to the others one after the other.
+            wait: False returns as soon as each worker has copied its parts into its host's
+                memory; a thread of each writes them while the session goes on. Only for
+                checkpoints, one at a time. Leaving the session waits for it.
             progress: Whether to show a progress bar on standard error; None shows it
-                on a terminal.
+                on a terminal. With ``wait=False``, where a call waits for the end.
+
+        Returns:
+            With ``wait=False`` what says how far it is, and waits for the end. An error in
+            the background is raised like that of a command which this line has issued.
 
         Raises:
             ConfigError: The path or a name is none, something is no distributed
-                tensor, or the format does not exist or have a tensor's dtype.
+                tensor, the format does not exist or have a tensor's dtype, or it is no
+                checkpoint and ``wait`` is False.
+            NoMemory: The workers have no room for the copies.
+            SavingUnderWay: A save of before with ``wait=False`` has not ended.
             ForeignReference: A tensor belongs to another session, or its register was freed.
             BadFile: The folder or store cannot be written, has no room, is not shared by
                 all workers, or another session saves there; or a worker lacks the format's
@@ -1044,17 +1090,22 @@ class Session:
         """
         self._check_may_wait("save, path, tensors")
         if format != "disco":
+            if not wait:
+                raise ConfigError(
+                    f"expected wait=True for format {format!r}, whose workers write in turns;"
+                    " checkpoints are saved in the background"
+                )
             import_uninterrupted("disco_client.distributed.array_stores")
             from disco_client.distributed import array_stores
 
             array_stores.save_arrays(
                 self._core, path, self._engine, tensors, format, progress=progress
             )
-            return
+            return None
         import_uninterrupted("disco_client.distributed.storage")
         from disco_client.distributed import storage
 
-        storage.save(self._core, path, self._engine, tensors, progress=progress)
+        return storage.save(self._core, path, self._engine, tensors, wait=wait, progress=progress)
 
     def load(
         self,
@@ -2000,6 +2051,8 @@ class Session:
 
         core = self._core
         try:
+            if core.saving is not None and not core.closed:
+                await core.saving.settled()
             if kind is None and not core.closed:
                 if core.log.closed is None:
                     await core.synced()

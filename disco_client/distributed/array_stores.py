@@ -14,6 +14,7 @@ from disco_client.distributed.placement import DTensorStructInfo
 from disco_client.distributed.redistribute import all_bounds, first_places, per_worker
 from disco_client.distributed.storage import await_values, check_tensors, lying
 from disco_client.errors import RemoteError, SessionError
+from disco_client.saving import check_no_saving
 from disco_client.telemetry.spans import spanned
 from disco_client.wire.array_stores import (
     check_dtype,
@@ -105,6 +106,7 @@ def save_arrays(
     check_names(check_format(form), tensors)
     for name, tensor in tensors.items():
         check_dtype(form, name, dtype_name(tensor.dtype))
+    check_no_saving(core)
     core.sync()
     whole = [lying(tensor, tensor.placement.plain()) for tensor in tensors.values()]
     await_values(core, whole)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from disco_client.bulk_io import UnderWay, batches, progress_bar, whole_path
+from disco_client.call_sites import call_site
 from disco_client.distributed.dtensor import Computing, DTensor, Origin
 from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.placement import DTensorStructInfo, Placement, TensorStructInfo
 from disco_client.distributed.redistribute import all_bounds, first_places, per_worker
 from disco_client.errors import ConfigError, ForeignReference, RemoteError, SessionError
+from disco_client.saving import Saving, check_memory, check_no_saving
 from disco_client.telemetry.spans import spanned
 from disco_client.text import many
+from disco_client.wire.partition import shape_within
 from disco_client.wire.values import Shape, dtype_name
 
 if TYPE_CHECKING:
@@ -167,27 +171,48 @@ def save(
     engine: Computing,
     tensors: Mapping[str, DTensor],
     *,
+    wait: bool,
     progress: bool | None,
-) -> None:
+) -> Saving | None:
     """Saves distributed tensors; see ``Session.save``."""
     where = whole_path(path)
     check_tensors(engine, tensors)
+    check_no_saving(core)
     # Raises earlier failures before anything is written; and a capture is refused here.
     core.sync()
     whole = {name: lying(tensor, tensor.placement.plain()) for name, tensor in tensors.items()}
     await_values(core, list(whole.values()))
+    if not wait:
+        check_memory(core, _bytes_of_workers(whole.values()))
     generation = f"generation-{secrets.token_hex(8)}"
-    begun = _save(core, "begin", where, generation)
+    # Workers of before know no third argument, and need none for this.
+    begun = _save(core, "begin", where, generation, *([] if wait else [True]))
     try:
         core.sync()
         _describe(core, begun, tensors, whole)
-        _write(core, begun, where, whole, progress)
+        _write(core, begun, where, whole, progress if wait else False)
+        if not wait:
+            total = sum(tensor.size * tensor.dtype.itemsize for tensor in whole.values())
+            return Saving(core, where, begun, total, call_site(core.log.scope()), progress)
         _save(core, "commit", begun)
         _save(core, "close", begun)
         core.sync()
     except BaseException as error:
         _give_up(core, begun, wait=isinstance(error, RemoteError))
         raise
+    return None
+
+
+def _bytes_of_workers(tensors: Iterable[DTensor]) -> dict[int, int]:
+    """How many bytes each worker saves."""
+    needed: dict[int, int] = {}
+    for tensor in tensors:
+        info = tensor.info
+        for place in first_places(info):
+            worker = info.device_mesh.device_ids[place]
+            count = tensor.dtype.itemsize * math.prod(shape_within(info.bounds(place)))
+            needed[worker] = needed.get(worker, 0) + count
+    return needed
 
 
 def await_values(core: SessionCore, tensors: Sequence[DTensor]) -> None:

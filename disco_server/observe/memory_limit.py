@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["MemoryWatch", "rank_limit"]
+__all__ = ["MemoryWatch", "memory_room", "rank_limit"]
 
 
 _KERNEL_LOG = Path("/dev/kmsg")
@@ -36,6 +36,34 @@ def rank_limit() -> str:
     return f" (the limit of this worker is {limit / (1 << 20):.0f} MiB: disco-worker --max-memory)"
 
 
+def memory_room() -> tuple[int | None, int | None]:
+    """How many bytes may still be allocated; None where the system does not say.
+
+    Returns:
+        By all processes of this machine together, or of the cgroup; and by this process, for
+        its own limit of ``--max-memory``.
+    """
+    shared: list[int] = []
+    with contextlib.suppress(OSError):
+        shared += _numbers(Path("/proc/meminfo").read_text(), "MemAvailable")
+    cgroup = _find_cgroup(os.getpid())
+    if cgroup is not None:
+        shared += cgroup.rooms()
+    own: list[int] = []
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if limit not in (resource.RLIM_INFINITY, -1):
+        with contextlib.suppress(OSError):
+            used = _numbers(Path("/proc/self/status").read_text(), "VmData")
+            own += [max(0, limit - each) for each in used]
+    return max(0, min(shared)) if shared else None, own[0] if own else None
+
+
+def _numbers(text: str, name: str) -> list[int]:
+    """What a table of the kernel says in kB of a name, in bytes; at most one."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
+    return [] if found is None else [int(found[1]) << 10]
+
+
 class _Cgroup(NamedTuple):
     """The memory cgroup of a process.
 
@@ -45,6 +73,7 @@ class _Cgroup(NamedTuple):
         name: Its name in the system.
         events: The name of the file with its counter.
         limit: The name of the file with its limit.
+        usage: The name of the file with what it uses.
     """
 
     folder: Path
@@ -52,6 +81,7 @@ class _Cgroup(NamedTuple):
     name: str
     events: str
     limit: str
+    usage: str
 
     def kills(self) -> int | None:
         """How many of its processes were killed for memory; None if unknown."""
@@ -77,6 +107,23 @@ class _Cgroup(NamedTuple):
             return ""
         name = self.name if where == self.folder else f"above {self.name}"
         return f"the limit of its cgroup {name} is {best / (1 << 20):.0f} MiB"
+
+    def rooms(self) -> list[int]:
+        """How many bytes it, and each above it, may still use; pages of files count as free."""
+        found: list[int] = []
+        for folder in (self.folder, *self.folder.parents):
+            with contextlib.suppress(OSError, ValueError):  # v2 says "max" for none
+                limit = int((folder / self.limit).read_text())
+                used = int((folder / self.usage).read_text())
+                kept = re.search(
+                    r"^(?:total_)?inactive_file (\d+)$",
+                    (folder / "memory.stat").read_text(),
+                    re.MULTILINE,
+                )
+                found.append(limit - used + (0 if kept is None else int(kept[1])))
+            if folder == self.top:
+                break
+        return found
 
 
 class MemoryWatch:
@@ -156,9 +203,9 @@ def _find_cgroup(pid: int) -> _Cgroup | None:
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             number, controllers, name = line.split(":", 2)
             if "memory" in controllers.split(","):
-                files = "memory.oom_control", "memory.limit_in_bytes"
+                files = "memory.oom_control", "memory.limit_in_bytes", "memory.usage_in_bytes"
             elif number == "0" and "memory" not in mounts:
-                files = "memory.events", "memory.max"
+                files = "memory.events", "memory.max", "memory.current"
             else:
                 continue
             found = mounts.get("memory" if controllers else "")

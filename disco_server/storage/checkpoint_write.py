@@ -16,7 +16,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -385,10 +385,15 @@ class Save:
             for piece in pieces:
                 self._writer.write(piece[: nbytes - at], offset + at)
                 at += len(piece)
-        if at != nbytes:
-            name = self._entries[number].name
-            raise FileError(file, f"expected {nbytes} bytes of its part, got {at}", tensor=name)
+        self._check_came(number, at)
         del self._offsets[number]
+
+    def _check_came(self, number: int, nbytes: int) -> None:
+        expected = self._offsets[number][1]
+        if nbytes != expected:
+            file, name = self._path / file_name(self._worker), self._entries[number].name
+            problem = f"expected {expected} bytes of its part, got {nbytes}"
+            raise FileError(file, problem, tensor=name)
 
     def finish(self) -> None:
         """Makes this worker's file durable.
@@ -399,11 +404,16 @@ class Save:
         if self._layout is None:
             return
         file = self._path / file_name(self._worker)
-        if self._offsets:
-            name = self._entries[min(self._offsets)].name
-            raise FileError(file, "its part was not written", tensor=name)
+        self._check_all(())
         with refused_writes(file):
             self._writer.finish()
+
+    def _check_all(self, kept: Collection[int]) -> None:
+        """Makes sure that every part was written, or is kept to be."""
+        missing = self._offsets.keys() - kept
+        if missing:
+            file, name = self._path / file_name(self._worker), self._entries[min(missing)].name
+            raise FileError(file, "its part was not written", tensor=name)
 
     def commit(self) -> None:
         """Makes what was written the checkpoint, when all have finished; the leader does.

@@ -9,6 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from disco_client.clock import monotonic
@@ -83,7 +84,7 @@ class FileBytes:
 
 
 class FileWriter:
-    """A new file, which is durable when it is finished.
+    """A new file, which has its name, and is durable, when it is finished.
 
     Args:
         folder: The descriptor of the folder, which stays open as long.
@@ -92,20 +93,27 @@ class FileWriter:
 
     def __init__(self, folder: int, name: str) -> None:
         self._folder = folder
-        self._fd = os.open(name, _NEW, 0o666, dir_fd=folder)
+        self._name, self._part = name, f"{name}.part"
+        self._finished = False
+        self._fd = os.open(self._part, _NEW, 0o666, dir_fd=folder)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Writes bytes."""
         write_whole(self._fd, data, offset)
 
     def finish(self) -> None:
-        """Makes the file durable."""
+        """Makes the file durable, and gives it its name."""
         os.fsync(self._fd)
+        os.rename(self._part, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._finished = True
         os.fsync(self._folder)
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; without `finish` it is removed."""
         os.close(self._fd)
+        if not self._finished:
+            with suppress(OSError):
+                os.unlink(self._part, dir_fd=self._folder)
 
 
 class LocalFolder:

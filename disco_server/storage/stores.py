@@ -228,7 +228,11 @@ class ObjectBytes:
             EOFError: The object ends before.
             OSError: The read failed, or the object was replaced.
         """
-        yield from _threads().map(self._read_range, *zip(*_cut(pieces), strict=True))
+        cut = list(_cut(pieces))
+        if len(cut) > 1:
+            yield from _threads().map(self._read_range, *zip(*cut, strict=True))
+        elif cut:  # by this thread: those of the pool would have its low priority for good
+            yield self._read_range(*cut[0])
 
     def _read_range(self, out: memoryview, offset: int) -> int:
         if offset + len(out) > self.size:

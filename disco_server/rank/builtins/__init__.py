@@ -2,6 +2,7 @@
 
 from disco_server.rank.builtins import (
     array_stores,
+    background_saves,
     cells,
     checkpoints,
     core,
@@ -20,6 +21,7 @@ from disco_server.rank.builtins import (
 
 __all__ = [
     "array_stores",
+    "background_saves",
     "cells",
     "checkpoints",
     "core",

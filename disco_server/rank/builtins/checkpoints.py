@@ -49,6 +49,7 @@ from disco_server.rank.objects import (
 from disco_server.rank.program import CompiledProgram
 from disco_server.rank.registers import Poison, is_any_array
 from disco_server.rank.worker import Worker, current_worker
+from disco_server.storage.background_save import BackgroundSave
 from disco_server.storage.checkpoint_read import GENERATION, Entry, StoredCheckpoint
 from disco_server.storage.checkpoint_write import Save, remove_checkpoint
 from disco_server.storage.files import FileError, absolute_path
@@ -91,13 +92,21 @@ def save_ready(arrays: Sequence[Any]) -> int:
 
 
 @register_func("runtime.disco._save_begin")
-def save_begin(path: str, generation: str) -> Save:
-    """Begins a save; worker 0 makes the folder."""
+def save_begin(path: str, generation: str, background: bool = False) -> Save:
+    """Begins a save; worker 0 makes the folder.
+
+    Args:
+        path: The checkpoint's folder.
+        generation: The name of the new generation.
+        background: Whether parts are copied aside, and written while the worker goes on.
+    """
     if not GENERATION.fullmatch(generation):
         msg = f"expected the name of a generation, got {generation!r}"
         raise ArgumentRefused(msg)
     worker = current_worker()
-    save = Save(path, worker.allow_save, generation, worker.worker_id, leads=worker.worker_id == 0)
+    kind = BackgroundSave if background else Save
+    number = worker.worker_id
+    save = kind(path, worker.allow_save, generation, number, leads=number == 0)
     worker.audit("checkpoint saved", path, "")
     return save
 
@@ -147,7 +156,7 @@ def save_write(save: Save, numbers: Sequence[int], arrays: Sequence[Any]) -> Non
 
 @register_func("runtime.disco._save_finish")
 def save_finish(save: Save) -> None:
-    """Makes this worker's file durable."""
+    """Makes this worker's file durable; in the background, begins to write it."""
     _checked(save).finish()
 
 
