@@ -47,6 +47,7 @@ from disco_bench.running import (
     publish,
     publish_comparison,
 )
+from disco_bench.saving import SAVING, measure_saving
 from disco_bench.secured import SECURED, measure_secured
 from disco_bench.service import SERVICE, measure_service
 from disco_bench.startup import IMPORTS, SESSIONS, measure_imports, measure_sessions
@@ -78,6 +79,7 @@ SECTIONS = {
     "embedded": RowGroup(EMBEDDED, measure_embedded),
     "arrays": RowGroup((*ARRAYS, *NUMPY_NAMES), _measure_arrays),
     "files": RowGroup(FILES, measure_files),
+    "saving": RowGroup(SAVING, measure_saving),
     "collectives": RowGroup(COLLECTIVES, measure_collectives),
     "dtensor": RowGroup(DTENSOR, measure_dtensor),
     "torch_steps": RowGroup(TORCH_STEPS, measure_torch_steps),

@@ -1099,11 +1099,12 @@ class SessionCore:
         """Calls a function for this session, also in a thread that captures a program."""
         return self._call_with_values(self.check_ref(self.builtin(name)), args)
 
-    def call_for(self, site: Site, name: str, ref: DRef | None) -> DRef:
-        """Calls a function of a reference for a line of before, whose scope gets its failure."""
+    def call_for(self, site: Site, name: str, *args: object) -> DRef:
+        """Calls a function, without arrays, for a line of before, whose scope gets its failure."""
 
         def fill(command: EncodedCommand) -> int:
-            encode_value(command.args.add(), ref, register_of=self.register_of)
+            for arg in args:
+                encode_value(command.args.add(), arg, register_of=self.register_of)
             return 0
 
         func = self.check_ref(self.builtin(name))

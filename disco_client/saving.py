@@ -50,7 +50,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _PATIENCE_S = 10.0
 """How long the end of a session waits for one answer, as workers may never give it."""
 
-_FAILED = ("failed", "cancelled")
+_FAILED = ("failed", "dropped", "cancelled")
 _ENDED = ("done", *_FAILED)
 """States of workers; see `BackgroundSave`."""
 
@@ -239,14 +239,15 @@ class Saving(Handle):
     def _judge(self, states: Sequence[str], written: int) -> None:
         self._work.update(written - self._written)
         self._written = written
-        failed = "failed" in states
+        # Who was dropped has mostly lost its folder as another worker has failed.
+        dropped = "dropped" in states and "failed" not in states
         if not all(state in _ENDED for state in states):
             if any(state in _FAILED for state in states) and not self._gives_up:
                 self._give_up()
             return
         # Here in any case, so that workers which repeat all commands wait for the end here.
-        end = self._core.call_for(self._site, "runtime.disco._save_join", self._begun)
-        if failed:
+        end = self._core.call_for(self._site, "runtime.disco._save_join", self._begun, dropped)
+        if dropped or "failed" in states:
             self._failure = end
         else:
             self._cancelled = states[0] != "done"  # worker 0 makes the checkpoint

@@ -24,11 +24,16 @@ from disco_client.wire.arrays import byte_view
 from disco_server.storage.checkpoint_read import file_name
 from disco_server.storage.checkpoint_write import CheckpointFolder, Save
 from disco_server.storage.files import FileError
+from disco_server.storage.folders import PART
 
 __all__ = ["ENDED", "BackgroundSave"]
 
-_PIECE = 16 << 20
-"""So many bytes are one call of the system, in which the thread does not hold the interpreter."""
+_PIECE = 256 << 20
+"""So many bytes are one call of the system. Between two of them the thread needs the interpreter,
+and with its priority it may keep that from the worker's thread for as long as others compute."""
+
+_PIECE_OF_OBJECT = 16 << 20
+"""The same of an object in a store, whose parts are smaller anyway."""
 
 _LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 """How often the leader looks for the files of the others."""
@@ -36,7 +41,7 @@ _LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 _NICE = 19
 """The priority of the thread: any other thread of the machine goes before."""
 
-ENDED = ("done", "failed", "cancelled")
+ENDED = ("done", "failed", "dropped", "cancelled")
 """The states in which nothing more happens."""
 
 
@@ -49,8 +54,8 @@ class BackgroundSave(Save):
 
     Attributes:
         state: ``"begun"``, ``"writing"``, or one of `ENDED`: ``"done"`` says that this worker's
-            file is durable, and the leader's, that the checkpoint is there.
-        written: How many bytes of its parts are written.
+            file is durable, and the leader's, that the checkpoint is there; ``"dropped"``, that
+            it could not be written as the folder was gone, mostly removed by the leader.
     """
 
     def __init__(
@@ -58,11 +63,21 @@ class BackgroundSave(Save):
     ) -> None:
         super().__init__(path, allowed, generation, worker, leads=leads)
         self.state = "begun"
-        self.written = 0
+        self._written = 0
         self._kept: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    @property
+    def written(self) -> int:
+        """How many bytes of its parts are written; from any thread."""
+        layout = self._layout
+        if layout is not None and isinstance(self._path, Path):
+            with suppress(OSError):  # it has its name by now
+                size = (self._path / f"{file_name(self._worker)}{PART}").stat().st_size
+                return max(self._written, size - len(layout.head))
+        return self._written
 
     def has(self, number: int) -> bool:
         """Whether this worker writes a part of a tensor, of which it has no copy yet."""
@@ -108,39 +123,47 @@ class BackgroundSave(Save):
         if self._thread is None:
             super().close()
 
-    def join(self) -> None:
+    def join(self, *, dropped: bool = False) -> None:
         """Waits for the end of the thread.
+
+        Args:
+            dropped: Whether it raises that the folder was gone, as nobody else has failed.
 
         Raises:
             BaseException: What has ended it, each time.
         """
         if self._thread is not None:
             self._thread.join()
-        if self._error is not None:
+        if self._error is not None and (dropped or self.state == "failed"):
             raise self._error
 
     # In the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
         _give_way()
-        error: BaseException | None = None
-        state = "failed"
+        state = "done"
         try:
             self._write_all()
-            state = "done"
         except _GivenUp:
             state = "cancelled"
-        except BaseException as broke:  # noqa: BLE001  (raised where it is waited for)
-            if self._cancelled.is_set() or (self._folder is None and self._is_removed()):
-                state = "cancelled"  # by worker 0, while this one still wrote
-            else:
-                error = broke
-                self._mark_failed()
+        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+            self._error = error
+            state = self._judge_failure()
         self._kept.clear()
         super().close()
-        # Last, as who sees that takes all for done.
-        self._error = error
-        self.state = state
+        self.state = state  # last, as who sees that takes all for done
+
+    def _judge_failure(self) -> str:
+        """The state after an error; the leader learns of it by a mark, unless it is the first."""
+        if self._cancelled.is_set():
+            return "cancelled"
+        if self._folder is None:
+            if self._is_removed():
+                return "dropped"
+            if self._layout is not None:
+                with suppress(OSError):
+                    self._files.claim(f"{file_name(self._worker)}{_MARK}")
+        return "failed"
 
     def _write_all(self) -> None:
         for number in list(self._kept):
@@ -154,11 +177,12 @@ class BackgroundSave(Save):
 
     def _pieces_of(self, number: int) -> Iterator[memoryview]:
         data = byte_view(self._kept[number])
-        for at in range(0, len(data), _PIECE):
+        most = _PIECE if isinstance(self._path, Path) else _PIECE_OF_OBJECT
+        for at in range(0, len(data), most):
             self._check_wanted()
-            piece = data[at : at + _PIECE]
+            piece = data[at : at + most]
             yield piece
-            self.written += len(piece)
+            self._written += len(piece)
 
     def _check_wanted(self) -> None:
         if self._cancelled.is_set():
@@ -187,12 +211,6 @@ class BackgroundSave(Save):
     def _is_removed(self) -> bool:
         """Whether the folder of the files is gone; in a store there are none."""
         return isinstance(self._path, Path) and not self._path.is_dir()
-
-    def _mark_failed(self) -> None:
-        # The leader needs none for itself, and where there are no parts nobody waits.
-        if self._folder is None and self._layout is not None:
-            with suppress(OSError):
-                self._files.claim(f"{file_name(self._worker)}{_MARK}")
 
 
 _MARK = ".failed"

@@ -16,6 +16,7 @@ from disco_client.clock import monotonic
 from disco_server.storage.stores import ObjectFolder, ObjectPath, ObjectWriter, list_objects
 
 __all__ = [
+    "PART",
     "FileBytes",
     "FileWriter",
     "Folder",
@@ -33,6 +34,9 @@ __all__ = [
 Where = Path | ObjectPath
 """Where a file or folder is."""
 
+
+PART = ".part"
+"""What follows the name of a file until it is finished."""
 
 _MOST_AT_ONCE = 1 << 30
 """Linux reads at most 2 GiB in one call."""
@@ -93,7 +97,7 @@ class FileWriter:
 
     def __init__(self, folder: int, name: str) -> None:
         self._folder = folder
-        self._name, self._part = name, f"{name}.part"
+        self._name, self._part = name, f"{name}{PART}"
         self._finished = False
         self._fd = os.open(self._part, _NEW, 0o666, dir_fd=folder)
 

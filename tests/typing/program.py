@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import disco_client
-from disco_client import DModule, DObject, DPackedFunc, DRef, Session, Stream, remote
+from disco_client import DModule, DObject, DPackedFunc, DRef, Saving, Session, Stream, remote
 from disco_client.distributed import DTensor
 
 
@@ -168,6 +168,16 @@ async def asynchronous(session: Session, rows: NDArray[np.float64]) -> None:
     assert_type(await session.adistribute(rows, placement="S[0]"), DTensor)
     async for token in session.function(tokens)("a").stream():
         assert_type(token, int)
+
+
+async def saving(session: Session, tensor: DTensor, wait: bool) -> None:
+    saved = session.save("step-1", {"w": tensor}, wait=False)
+    assert_type(saved, Saving)
+    assert_type(saved.done, bool)
+    assert_type(await saved, None)
+    assert_type(session.save("step-1", {"w": tensor}, wait=wait), Saving | None)
+    session.save("step-1", {"w": tensor}).wait()  # wrong
+    saved.progress.done.upper()  # wrong
 
 
 def operands(ref: DRef, rows: NDArray[np.float64]) -> None:

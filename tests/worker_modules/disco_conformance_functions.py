@@ -21,6 +21,7 @@ import disco_interrupt_functions  # noqa: F401  (registers functions)
 import disco_library_functions  # noqa: F401  (registers functions)
 import disco_raising_functions  # noqa: F401  (registers functions)
 import disco_reentry_functions  # noqa: F401  (registers functions)
+import disco_saving_functions  # noqa: F401  (registers functions)
 import disco_stream_functions
 import disco_value_classes  # noqa: F401  (registers functions)
 import numpy as np

@@ -26,9 +26,14 @@ def save_status(save: Any) -> list[Any]:
 
 
 @register_func("runtime.disco._save_join")
-def save_join(save: Any) -> None:
-    """Waits until this worker has ended, which it mostly has; raises what has ended it."""
-    _checked(save).join()
+def save_join(save: Any, dropped: bool) -> None:
+    """Waits until this worker has ended, which it mostly has; raises what has ended it.
+
+    Args:
+        save: The save.
+        dropped: Whether that may be that its folder was gone.
+    """
+    _checked(save).join(dropped=dropped)
 
 
 def _checked(save: Any) -> BackgroundSave:

@@ -20,6 +20,8 @@ from disco_client.errors import DiscoError
 from disco_server.storage.checkpoint_read import StoredCheckpoint
 from disco_server.storage.files import FileError
 
+MODULES = Path(__file__).parents[2] / "worker_modules"
+
 LARGE = 1 << 20
 """Elements of eight bytes: four workers are busy for some tens of milliseconds."""
 
@@ -229,3 +231,152 @@ def test_a_daemon_that_is_killed_leaves_a_whole_checkpoint(daemons, tmp_path, mo
     psutil.wait_procs(ranks, timeout=20)
     assert value_at(path) in (1, 2)
     assert can_go_on(path)
+
+
+# In the background ------------------------------------------------------------------------
+
+
+def hold_saves(session, gate, workers=None):
+    """Keeps saves of these workers, of which no file is durable, until there is a file."""
+    session.import_python_module("disco_saving_functions")
+    session.get_global_func("saving.hold")(str(gate), workers)
+
+
+@pytest.mark.parametrize("held", [[0], [1], [0, 1]], ids=["leader", "other", "both"])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_dies_in_the_middle_of_a_background_save_leaves_the_old_checkpoint(
+    tmp_path, monkeypatch, killed, held
+):
+    """Whether its file is durable by then or not; the wait for it raises what has happened."""
+    path = tmp_path / "c"
+    save_value(path, 1.0)
+    monkeypatch.syspath_prepend(MODULES)
+    with ProcessSession(2) as session:
+        hold_saves(session, tmp_path / "gate", held)
+        new = session.distribute(np.full(LARGE, 2.0), None, "S[0]")
+        saving = session.save(path, {"x": new}, wait=False)
+        os.kill(session.workers[killed].pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            saving.wait()
+        assert saving.done
+        with pytest.raises(WorkerLost):
+            session.sync_all()
+    assert value_at(path) == 1
+    assert can_go_on(path)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_rank_that_is_killed_in_a_background_save_leaves_a_whole_checkpoint(
+    tmp_path, worker, moment
+):
+    """The old one, or, where the save was faster than the signal, the new one."""
+    path = tmp_path / "c"
+    save_value(path, 1.0)
+    with contextlib.suppress(WorkerLost), ProcessSession(4) as session:
+        new = session.distribute(np.full(LARGE, 2.0), None, "S[0]")
+        session.sync_all()
+        with killed_when(lambda: MOMENTS[moment](path), session.workers[worker].pid):
+            session.save(path, {"x": new}, wait=False).wait()
+            assert value_at(path) == 2
+    assert value_at(path) in (1, 2)
+    assert can_go_on(path)
+
+
+HELD = """
+import sys
+import numpy as np
+import disco_client
+session = disco_client.{opened}
+session.import_python_module("disco_saving_functions")
+session.get_global_func("saving.hold")(sys.argv[2])
+x = session.distribute(np.full(int(sys.argv[3]), 2.0), None, "S[0]")
+saving = session.save(sys.argv[1], {{"x": x}}, wait=False)
+print("saving", flush=True)
+{then}
+"""
+
+
+def begin(opened, path, gate, then):
+    """A program whose save in the background is held; it does something else then."""
+    command = [sys.executable, "-c", HELD.format(opened=opened, then=then), path, gate, str(LARGE)]
+    paths = os.pathsep.join((str(MODULES), os.environ.get("PYTHONPATH", "")))
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
+@pytest.mark.parametrize("released", [True, False], ids=["completed", "discarded"])
+def test_a_client_that_is_killed_in_a_background_save_leaves_a_whole_checkpoint(
+    cluster, tmp_path, released, eventually
+):
+    """The workers complete it without the client, or it is discarded with them."""
+    path, gate = tmp_path / "c", tmp_path / "gate"
+    save_value(path, 1.0)
+    opened = f"connect({cluster.address!r}, num_workers=4)"
+    with begin(opened, path, gate, "input()") as client:
+        assert client.stdout.readline() == "saving\n"
+        client.kill()
+        client.wait()
+    assert value_at(path) == 1
+    if released:
+        gate.touch()
+        eventually(lambda: value_soon(path) == 2)
+    assert can_go_on(path)
+
+
+@pytest.mark.parametrize("then", ["input()", "input(); session.shutdown()", "del session; input()"])
+def test_a_program_that_ends_waits_for_its_save(tmp_path, then):
+    """Also without a word about its session."""
+    path, gate = tmp_path / "c", tmp_path / "gate"
+    save_value(path, 1.0)
+    with begin("ProcessSession(2)", path, gate, then) as client:
+        assert client.stdout.readline() == "saving\n"
+        gate.touch()
+        _, errors = client.communicate("\n", timeout=60)
+    assert (client.returncode, errors) == (0, "")
+    assert value_at(path) == 2
+
+
+def test_ctrl_c_while_a_session_waits_for_its_save_says_what_is_lost(tmp_path):
+    """And ends the program; the checkpoint before stays."""
+    path, gate = tmp_path / "c", tmp_path / "gate"
+    save_value(path, 1.0)
+    then = "import disco_client.saving as s\nreal = s.progress\n"
+    then += "s.progress = lambda *a: print('waiting', flush=True) or real(*a)\nsession.shutdown()"
+    with begin("ProcessSession(2)", path, gate, then) as client:
+        assert [client.stdout.readline() for _ in range(2)] == ["saving\n", "waiting\n"]
+        client.send_signal(signal.SIGINT)
+        _, errors = client.communicate(timeout=60)
+    assert f"disco: the save to {path} is lost, at " in errors
+    assert "because the wait for it was interrupted; the checkpoint before it stays" in errors
+    assert "KeyboardInterrupt" in errors
+    assert value_at(path) == 1
+    assert can_go_on(path)
+
+
+def test_a_disk_that_is_full_is_an_error_of_a_background_save(cluster, tmp_path):
+    """On one worker, in the middle of its file; nothing of it stays."""
+    with connect(cluster.address, num_workers=4) as session:
+        session.import_python_module("disco_test_shards")
+        old = numbers((1 << 10, 1 << 10))
+        session.save(tmp_path, {"x": session.distribute(old, None, "S[0]")})
+        before = sorted(tmp_path.rglob("*"))
+        new = session.distribute(old + 1, None, "S[0]")
+        limit = session.get_global_func("tests.limit_files")
+        for worker in (0, 2):
+            limit(worker, 1 << 19)
+            saving = session.save(tmp_path, {"x": new}, wait=False)
+            text = rf"worker-0000{worker}.safetensors: cannot be written: File too"
+            with pytest.raises(BadFile, match=text):
+                saving.wait()
+            assert sorted(tmp_path.rglob("*")) == before
+            limit(worker, -1)
+        same(session.load(tmp_path)["x"], old)
+        session.save(tmp_path, {"x": new}, wait=False).wait()
+        same(session.load(tmp_path)["x"], old + 1)

@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
-from disco_server.observe.memory_limit import MemoryWatch
+from disco_server.observe.memory_limit import MemoryWatch, memory_room
 from fault_tools.cgroups import NotPermitted, limited
 
 WAIT = "import sys; sys.stdin.read()"
@@ -89,3 +90,33 @@ def test_the_log_of_the_kernel_tells(tmp_path, pid, later, found):
 def test_where_nothing_can_be_known_nothing_is_said(no_log):
     """No such process, no log: the signal's name has to do."""
     assert MemoryWatch(4000000, no_log).explain() == ""
+
+
+ROOM = """
+import re, resource
+from pathlib import Path
+from disco_server.observe.memory_limit import memory_room
+used = int(re.search(r"VmData:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + (256 << 20), resource.RLIM_INFINITY))
+before = memory_room()[1]
+kept = bytearray(100 << 20)
+after = memory_room()[1]
+print(before <= 256 << 20, 100 << 20 <= before - after <= 110 << 20)
+"""
+
+
+def test_the_room_of_a_process_is_what_its_limit_leaves():
+    """Without a limit there is none; that of the machine is less than all memory."""
+    done = subprocess.run([sys.executable, "-c", ROOM], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n"
+    shared, own = memory_room()
+    assert own is None
+    assert 0 < shared < psutil.virtual_memory().total
+
+
+def test_a_group_leaves_less_room_than_the_machine(group):
+    """That of its limit, without what files have of it."""
+    program = "from disco_server.observe.memory_limit import memory_room; print(memory_room()[0])"
+    command = [*group.prefix, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < 64 << 20
