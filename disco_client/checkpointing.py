@@ -73,8 +73,7 @@ def checkpoint(core: SessionCore, path: str | os.PathLike[str]) -> None:
             " checkpoint; open it with disco_client.connect(..., recover='replay'), or save"
             " tensors with session.save"
         )
-    if core.saving is not None:
-        import_uninterrupted("disco_client.saving").check_no_saving(core)
+    import_uninterrupted("disco_client.saving").check_no_saving(core)
     core.sync()
     replaying.check_can_prune()
     for name in (*(f"save_{step}" for step in _STEPS), *(f"snapshot_{step}" for step in _OWN)):

@@ -98,11 +98,11 @@ if TYPE_CHECKING:
     from disco_client.call_sites import Site
     from disco_client.command_log import Abandoned, Fill
     from disco_client.recovery.replay import Replaying
-    from disco_client.saving import Saving
     from disco_client.window import Bar
 
 __all__ = [
     "ChosenFunction",
+    "Companion",
     "DModule",
     "DPackedFunc",
     "DRef",
@@ -789,6 +789,27 @@ class Renewable(ABC):
         """Forgets them, because workers may not hold what they stand for any more."""
 
 
+class Companion(ABC):
+    """A part of a session that does something on the workers while the session goes on."""
+
+    @abstractmethod
+    def look(self) -> object:
+        """Finds out in passing how far it is; never waits."""
+
+    @abstractmethod
+    def settle(self, *, tell: bool, patience: float | None = None) -> None:
+        """Waits for its end, because the session's own comes; what interrupts that loses it.
+
+        Args:
+            tell: Whether to print what went wrong, as nothing raises it.
+            patience: How many seconds to wait for an answer; None for as long as it takes.
+        """
+
+    @abstractmethod
+    async def settled(self) -> None:
+        """Awaits its end; see :meth:`settle`."""
+
+
 class SessionCore:
     """What other modules need of a session: issuing, looking up, asking, waiting.
 
@@ -808,7 +829,6 @@ class SessionCore:
         recorders: The active captures, by the task or thread that captures.
         background: Reads answers and sends arrays, for calls that do not wait.
         callbacks: Runs functions of the program, which may wait for anything.
-        saving: The checkpoint that is saved while the session goes on, if there is one.
     """
 
     def __init__(
@@ -830,7 +850,6 @@ class SessionCore:
         self.background: Background = Background("disco-results", Background.RESULTS)
         self.callbacks: Background = Background("disco-callbacks", Background.CALLBACKS)
         self.closed: bool = False
-        self.saving: Saving | None = None
         self.face: Callable[[], Any] = lambda: None
         self._builtins: dict[str, DPackedFunc] = {}
         self._parts: dict[object, Any] = {}
@@ -1185,7 +1204,7 @@ class SessionCore:
     ) -> list[Any]:
         """Fetches from several workers: copies, or with ``itself`` what threads themselves hold."""
         self.check_may_wait("await ref.get(worker) or await ref.get_all()")
-        self.look_at_saving()
+        self.look_at_companions()
         here, action, deadline = self.here(), Action.DEBUG_GET_FROM_REMOTE, Deadline.of(timeout)
         fill = _itself if itself else None
         asked: list[tuple[int, int]] = []
@@ -1369,7 +1388,7 @@ class SessionCore:
         if self.recorders and (here := self.here()) is not self:
             here.sync(worker)
         self.check_may_wait("await session.synced()")
-        self.look_at_saving()
+        self.look_at_companions()
         pump, deadline = self.transport.progress, Deadline.of(timeout)
         if pump is None:
             self.await_mark(self.mark(worker, deadline), deadline)
@@ -1395,10 +1414,14 @@ class SessionCore:
         before = None if scope is None else mark
         self.inbox.raise_pending(sync=True, scope=scope, before=before)
 
-    def look_at_saving(self) -> None:
-        """Finds out in passing whether a save that goes on beside has failed; never waits."""
-        if self.saving is not None:
-            self.saving.look()
+    def companions(self) -> list[Companion]:
+        """What may be under way beside the session's commands."""
+        return [part for part in (*self._parts.values(),) if isinstance(part, Companion)]
+
+    def look_at_companions(self) -> None:
+        """Finds out in passing whether something beside has failed; never waits."""
+        for each in self.companions():
+            each.look()
 
     # Without waiting -------------------------------------------------------------------
 
@@ -1511,7 +1534,7 @@ class SessionCore:
         deadline: Deadline | None = None,
     ) -> list[Any]:
         """Awaits what the registers of several workers hold."""
-        self.look_at_saving()
+        self.look_at_companions()
         return await await_all(
             self.log,
             lambda: [self.ask(ref, worker, soon=True) for worker in workers],
@@ -1534,7 +1557,7 @@ class SessionCore:
 
     async def synced(self, deadline: Deadline | None = None) -> None:
         """Awaits that every worker has executed what was issued before; see ``Session.synced``."""
-        self.look_at_saving()
+        self.look_at_companions()
 
         def ask() -> list[RefFuture]:
             here, scope = self.here(), self.log.scope()
@@ -1571,8 +1594,8 @@ class SessionCore:
 
     def shutdown(self) -> None:
         """Ends the session and frees its slots; see ``Session.shutdown``."""
-        if self.saving is not None:
-            self.saving.settle(tell=True, patience=_CLOSE_TIMEOUT_S)
+        for each in () if self.closed else self.companions():
+            each.settle(tell=True, patience=_CLOSE_TIMEOUT_S)
         self.closed = True
         if self._finalizer is not None:
             self._finalizer()
@@ -1588,8 +1611,8 @@ class SessionCore:
             raise ConfigError(msg)
         self.transport.check_detachable()
         self.check_may_wait("await asyncio.to_thread(session.detach)")
-        if self.saving is not None:
-            self.saving.settle(tell=False)
+        for each in self.companions():
+            each.settle(tell=False)
         self.sync()
         self.inbox.raise_left()
         self.transport.detach(lease)
@@ -1604,7 +1627,7 @@ class SessionCore:
     def disown(self) -> None:
         """Leaves the session to the process that forked this one."""
         transport, why = self.transport, not_here(self.name)
-        self.closed, self.saving = True, None
+        self.closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
         leak(transport)
@@ -1619,8 +1642,8 @@ class SessionCore:
 
     def raise_unseen(self, *, synced: bool = False) -> None:
         """Raises what no call has raised yet; ``synced``: all commands have been executed."""
-        if self.saving is not None and not synced:
-            self.saving.settle(tell=False)
+        for each in () if synced else self.companions():
+            each.settle(tell=False)
         lost = self.log.closed
         if lost is None:
             if not synced:

@@ -12,14 +12,16 @@ import contextlib
 import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from disco_client.clock import monotonic
 from disco_client.copies import Handle
+from disco_client.core import Companion
 from disco_client.errors import (
     DiscoError,
+    DiscoTimeout,
     Interrupted,
     NoMemory,
     Reentered,
@@ -28,6 +30,7 @@ from disco_client.errors import (
     SessionError,
     WouldBlock,
 )
+from disco_client.forks import leave_in_children
 from disco_client.notebook import WorkProgress, WorkTable, progress
 from disco_client.output import say
 from disco_client.scopes import Block
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from disco_client.core import DRef, SessionCore
     from disco_client.futures import RefFuture
 
-__all__ = ["Saving", "check_memory", "check_no_saving"]
+__all__ = ["Saving", "Savings", "check_memory", "check_no_saving"]
 
 _QUIET_S = 0.05
 """How often calls that wait for something else ask how far the workers are."""
@@ -53,8 +56,6 @@ _PATIENCE_S = 10.0
 _FAILED = ("failed", "dropped", "cancelled")
 _ENDED = ("done", *_FAILED)
 """States of workers; see `BackgroundSave`."""
-
-_open: weakref.WeakSet[Saving] = weakref.WeakSet()
 
 
 class Saving(Handle):
@@ -95,10 +96,10 @@ class Saving(Handle):
         self._core = core
         self._begun: DRef | None = begun
         self._site, self._shown = site, shown
-        self._name, self._nbytes, self._written = path.rstrip("/").rpartition("/")[2], nbytes, 0
         # In the table of works as long as it is under way.
         self._listed = contextlib.ExitStack()
-        track = core.part(WorkTable).track("save", self._name, nbytes, False)
+        name = path.rstrip("/").rpartition("/")[2]
+        track = core.part(WorkTable).track("save", name, nbytes, False)
         self._work = self._listed.enter_context(track)
         # Its one entry is missing while a thread looks.
         self._free: deque[None] = deque((None,))
@@ -107,8 +108,6 @@ class Saving(Handle):
         self._gives_up = self._over = self._cancelled = False
         self._failure: DRef | None = None
         self._lost: BaseException | None = None
-        core.saving = self
-        _open.add(self)
 
     def __copy__(self) -> Self:
         # There is one save.
@@ -211,20 +210,26 @@ class Saving(Handle):
         return self._over
 
     def _look(self, *, now: bool) -> None:
-        if not self._asked:
-            if now or monotonic() >= self._quiet_until:
-                self._asked = self._ask()
-        elif all(each.done() for each in self._asked):
+        if self._asked:
+            if not all(each.done() for each in self._asked):
+                return
             asked, self._asked = self._asked, ()
+            self._read(asked)
+            if now or self._over:  # who asks now has just got an answer
+                return
+        if now or monotonic() >= self._quiet_until:
+            self._asked = self._ask()
             self._quiet_until = monotonic() + _QUIET_S
-            try:
-                states = [each.result(0) for each in asked]
-            except Interrupted:
-                return  # the question was; it is put again
-            except RemoteError as error:  # mostly, as other workers do not know of it
-                self._lose(error)
-            else:
-                self._judge([state for state, _ in states], sum(count for _, count in states))
+
+    def _read(self, asked: Sequence[RefFuture]) -> None:
+        try:
+            states = [each.result(0) for each in asked]
+        except Interrupted:
+            return  # the question was; it is put again
+        except RemoteError as error:  # mostly, as other workers do not know of it
+            self._lose(error)
+        else:
+            self._judge([state for state, _ in states], sum(count for _, count in states))
 
     def _ask(self) -> Sequence[RefFuture]:
         core = self._core
@@ -237,8 +242,7 @@ class Saving(Handle):
         return asked
 
     def _judge(self, states: Sequence[str], written: int) -> None:
-        self._work.update(written - self._written)
-        self._written = written
+        self._work.update(written - self._work.progress.done)
         # Who was dropped has mostly lost its folder as another worker has failed.
         dropped = "dropped" in states and "failed" not in states
         if not all(state in _ENDED for state in states):
@@ -264,8 +268,7 @@ class Saving(Handle):
 
     def _finish(self) -> None:
         self._over, self._begun = True, None
-        if self._core.saving is self:
-            self._core.saving = None
+        self._core.part(Savings).end(self)
         self._listed.close()
 
     # Waiting --------------------------------------------------------------------------------
@@ -274,19 +277,41 @@ class Saving(Handle):
         """Waits for the end, and for each answer so long at most."""
         if self.look():
             return
+        begun = self._work.progress
+        with contextlib.closing(progress(begun.name, begun.total, self._shown)) as bar:
+            self._ask_until_over(deadline, patience, bar.update)
+
+    def _ask_until_over(
+        self,
+        deadline: Deadline | None,
+        patience: float | None,
+        advance: Callable[[int], object],
+    ) -> None:
         pause, shown = _PAUSE_S, 0
-        with contextlib.closing(progress(self._name, self._nbytes, self._shown)) as bar:
-            while not self.look(now=True):
-                asked = self._asked
-                for each in asked:
-                    each.exception(patience if deadline is None else deadline.remaining())
-                if not asked:
-                    time.sleep(pause if deadline is None else min(pause, deadline.remaining()))
-                    pause = min(2 * pause, _LONGEST_PAUSE_S)
-                if deadline is not None:
-                    deadline.check()
-                bar.update(self._written - shown)
-                shown = self._written
+        while not self.look(now=True):
+            asked = self._asked
+            for each in asked:
+                each.exception(patience if deadline is None else deadline.remaining())
+            if not asked:
+                time.sleep(pause if deadline is None else min(pause, deadline.remaining()))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            if deadline is not None:
+                deadline.check()
+            advance(self._work.progress.done - shown)
+            shown = self._work.progress.done
+
+    def ask_and_wait(self) -> bool:
+        """Whether it has ended; waits for an answer of now, and for what is given up to end."""
+        if self._gives_up:
+            self._await_end(None)
+        while self._asked and not self._over:  # what was asked before is old news
+            for each in self._asked:
+                each.exception()
+            self.look(now=True)
+        self.look(now=True)
+        for each in self._asked:
+            each.exception()
+        return self.look()
 
     async def ended(self) -> None:
         """Awaits the end, well or not."""
@@ -305,12 +330,7 @@ class Saving(Handle):
     # The end of the session -----------------------------------------------------------------
 
     def settle(self, *, tell: bool, patience: float | None = None) -> None:
-        """Waits for the end, because the session's own comes; what interrupts that loses it.
-
-        Args:
-            tell: Whether to print what went wrong, as nothing raises it.
-            patience: How long to wait for an answer; None for as long as it takes.
-        """
+        """Waits for the end; see `Companion`."""
         try:
             self._core.check_may_wait("await saving")
             self._await_end(None, patience)
@@ -318,6 +338,8 @@ class Saving(Handle):
                 self.wait()
         except SessionError as error:
             self.leave(str(error))
+        except DiscoTimeout:
+            self.leave(f"workers did not answer for {patience:g} s")
         except DiscoError as error:
             say(f"disco: the save to {self.path} failed: {error}")
         except BaseException:
@@ -338,17 +360,64 @@ class Saving(Handle):
             f"disco: the save to {self.path} is lost, at {self._state()}, because {why}; the"
             " checkpoint before it stays"
         )
-        if self._core.saving is self:
-            self._core.saving = None
+        self._core.part(Savings).end(self)
+        if not self._over:
             with contextlib.suppress(DiscoError):
                 self._give_up()
 
 
+class Savings(Companion):
+    """The save that a session has under way, if any.
+
+    Args:
+        core: The session's, which this need not know.
+
+    Attributes:
+        current: The save.
+    """
+
+    def __init__(self, core: SessionCore) -> None:
+        del core
+        self.current: Saving | None = None
+        _open.add(leave_in_children(self, Savings._forget))
+
+    def _forget(self) -> None:
+        """Leaves it to the process that forked this one."""
+        self.current = None
+
+    def begin(self, saving: Saving) -> Saving:
+        """Notes that one has begun."""
+        self.current = saving
+        return saving
+
+    def end(self, saving: Saving) -> None:
+        """Notes that one has ended."""
+        if self.current is saving:
+            self.current = None
+
+    def look(self) -> None:
+        """See `Companion`."""
+        if self.current is not None:
+            self.current.look()
+
+    def settle(self, *, tell: bool, patience: float | None = None) -> None:
+        """See `Companion`."""
+        if self.current is not None:
+            self.current.settle(tell=tell, patience=patience)
+
+    async def settled(self) -> None:
+        """See `Companion`."""
+        if self.current is not None:
+            await self.current.settled()
+
+
+_open: weakref.WeakSet[Savings] = weakref.WeakSet()
+
+
 @atexit.register
 def _settle_all() -> None:
-    for saving in list(_open):
-        if saving._core.saving is saving:  # noqa: SLF001  (of this module)
-            saving.settle(tell=True, patience=_PATIENCE_S)
+    for savings in [*_open]:
+        savings.settle(tell=True, patience=_PATIENCE_S)
 
 
 # Before one begins ------------------------------------------------------------------------------
@@ -360,17 +429,8 @@ def check_no_saving(core: SessionCore) -> None:
     Raises:
         SavingUnderWay: One is.
     """
-    saving = core.saving
-    if saving is None:
-        return
-    if saving._gives_up:  # noqa: SLF001  (of this module)
-        saving._await_end(None)  # noqa: SLF001  (the same)
-        return
-    for _ in range(2):  # reads what was asked before, and what is asked now
-        saving.look(now=True)
-        for each in saving._asked:  # noqa: SLF001  (the same)
-            each.exception()
-    if not saving.look():
+    saving = core.part(Savings).current
+    if saving is not None and not saving.ask_and_wait():
         raise SavingUnderWay(
             f"a checkpoint is being saved to {saving.path} ({saving.progress}): wait for it by"
             " saving.wait(), or give it up by saving.cancel()",

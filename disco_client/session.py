@@ -2051,8 +2051,8 @@ class Session:
 
         core = self._core
         try:
-            if core.saving is not None and not core.closed:
-                await core.saving.settled()
+            for each in () if core.closed else core.companions():
+                await each.settled()
             if kind is None and not core.closed:
                 if core.log.closed is None:
                     await core.synced()

@@ -53,7 +53,7 @@ def measure_saving(bench: Bench) -> None:
     state = np.random.default_rng(7).random((bench.pick(_ROWS, _ROWS >> 5), _COLUMNS))
     with tempfile.TemporaryDirectory() as name, bench.session(_WORKERS) as session:
         x = session.distribute(state, placement="S[0]")
-        step = _Step(session)
+        step = _TrainingStep(session)
         step.run(3)
         steps, calls = Pair([], []), Pair([], [])
         for turn in range(bench.pick(8, 2)):
@@ -70,7 +70,7 @@ def measure_saving(bench: Bench) -> None:
         bench.record("saving.call", calls.measured())
 
 
-class _Step:
+class _TrainingStep:
     """A step of training as its workers see it: products, then the sum of gradients."""
 
     def __init__(self, session: disco_client.Session) -> None:

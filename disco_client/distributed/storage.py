@@ -17,7 +17,7 @@ from disco_client.distributed.mesh import DeviceMesh
 from disco_client.distributed.placement import DTensorStructInfo, Placement, TensorStructInfo
 from disco_client.distributed.redistribute import all_bounds, first_places, per_worker
 from disco_client.errors import ConfigError, ForeignReference, RemoteError, SessionError
-from disco_client.saving import Saving, check_memory, check_no_saving
+from disco_client.saving import Saving, Savings, check_memory, check_no_saving
 from disco_client.telemetry.spans import spanned
 from disco_client.text import many
 from disco_client.wire.partition import shape_within
@@ -193,7 +193,8 @@ def save(
         _write(core, begun, where, whole, progress if wait else False)
         if not wait:
             total = sum(tensor.size * tensor.dtype.itemsize for tensor in whole.values())
-            return Saving(core, where, begun, total, call_site(core.log.scope()), progress)
+            saving = Saving(core, where, begun, total, call_site(core.log.scope()), progress)
+            return core.part(Savings).begin(saving)
         _save(core, "commit", begun)
         _save(core, "close", begun)
         core.sync()

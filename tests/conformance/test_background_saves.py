@@ -113,6 +113,20 @@ def test_one_is_saved_at_a_time(session, held, tmp_path):
     session.save(tmp_path / "d", {"x": x}, wait=False).wait()
 
 
+def test_whether_the_one_before_has_ended_is_asked_when_the_next_begins(session, held):
+    """And not known from an answer of long before, as nobody has asked since."""
+    x = session.distribute(ARRAY, None, "S[0]")
+    for number in (1, 2, 3):
+        held.gate = held.gate.with_suffix(f".{number}")
+        saving = held.save(session, x=x + number)
+        assert not saving.done  # this asks
+        session.sync_all()
+        assert not saving.done
+        held.release()
+        session.get_global_func("saving.join")()  # not waited for, as that would ask again
+    saving.wait()
+
+
 def test_an_error_is_raised_by_a_wait_of_the_scope_that_saved(session, held, eventually):
     """Once, with the line that saved, and by the save's own wait each time; the session goes on."""
     x = session.distribute(ARRAY, None, "S[0]")

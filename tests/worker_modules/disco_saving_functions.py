@@ -40,6 +40,14 @@ def let_go():
     _gates.clear()
 
 
+@disco_server.register_func("saving.join")
+def join():
+    """Waits until no thread of this process saves."""
+    for thread in threading.enumerate():
+        if thread.name == "disco-save":
+            thread.join()
+
+
 @disco_server.register_func("saving.limit_memory")
 def limit_memory(nbytes):
     """Lets this process allocate so many bytes more; negative for any."""
