@@ -55,7 +55,7 @@ class BackgroundSave(Save):
     Attributes:
         state: ``"begun"``, ``"writing"``, or one of `ENDED`: ``"done"`` says that this worker's
             file is durable, and the leader's, that the checkpoint is there; ``"dropped"``, that
-            it could not be written as the folder was gone, mostly removed by the leader.
+            it could not be written as it was gone, mostly removed by the leader.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class BackgroundSave(Save):
         """Waits for the end of the thread.
 
         Args:
-            dropped: Whether it raises that the folder was gone, as nobody else has failed.
+            dropped: Whether it raises that its file was gone, as nobody else has failed.
 
         Raises:
             BaseException: What has ended it, each time.
@@ -158,7 +158,7 @@ class BackgroundSave(Save):
         if self._cancelled.is_set():
             return "cancelled"
         if self._folder is None:
-            if self._is_removed():
+            if self._is_without_file():
                 return "dropped"
             if self._layout is not None:
                 with suppress(OSError):
@@ -207,6 +207,12 @@ class BackgroundSave(Save):
             if self._cancelled.wait(pause):
                 raise _GivenUp
             pause = min(2 * pause, _LONGEST_LOOK_S)
+
+    def _is_without_file(self) -> bool:
+        """Whether somebody has removed this worker's file; in a store that is not known."""
+        name = file_name(self._worker)
+        names = (name, f"{name}{PART}")
+        return isinstance(self._path, Path) and not any((self._path / n).exists() for n in names)
 
     def _is_removed(self) -> bool:
         """Whether the folder of the files is gone; in a store there are none."""

@@ -42,6 +42,8 @@ _MOST_AT_ONCE = 1 << 30
 """Linux reads at most 2 GiB in one call."""
 
 _LOCK_POLL_S = 0.05
+_REMOVALS = 16
+"""How often a folder is removed in which a worker may still give a file its name, each its own."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -211,7 +213,10 @@ class LocalFolder:
         except FileNotFoundError:
             pass
         except OSError:  # a folder
-            shutil.rmtree(name, ignore_errors=True, dir_fd=self._fd)
+            with suppress(FileNotFoundError):
+                for _ in range(_REMOVALS):
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=self._fd)
+                    os.stat(name, dir_fd=self._fd, follow_symlinks=False)
 
     def close(self) -> None:
         """Closes and unlocks it."""

@@ -31,7 +31,7 @@ def save_join(save: Any, dropped: bool) -> None:
 
     Args:
         save: The save.
-        dropped: Whether that may be that its folder was gone.
+        dropped: Whether that may be that its file was gone.
     """
     _checked(save).join(dropped=dropped)
 

@@ -14,6 +14,7 @@ from disco_client import (
     ForeignReference,
     NoMemory,
     ProcessSession,
+    core,
 )
 from disco_client.distributed import DeviceMesh
 
@@ -97,3 +98,20 @@ def test_an_interrupt_leaves_the_save_alone(workers, tmp_path):
         workers.sync_all()
     saving.wait()
     assert np.array_equal(workers.load(tmp_path / "c")["x"].numpy(), ARRAY)
+
+
+def test_a_session_whose_workers_do_not_answer_is_ended_without_its_save(
+    tmp_path, monkeypatch, capsys
+):
+    """It says what is lost; leaving without an exception waits as long as workers take."""
+    session = ProcessSession(2)
+    session.import_python_module("disco_saving_functions")
+    session.get_global_func("saving.hold")(str(tmp_path / "gate"))
+    session.save(tmp_path / "c", {"x": session.distribute(ARRAY, None, "S[0]")}, wait=False)
+    session.get_global_func("time.sleep")(600)
+    monkeypatch.setattr(core, "_CLOSE_TIMEOUT_S", 0.1)
+    session.shutdown()
+    said = capsys.readouterr().err
+    assert f"disco: the save to {tmp_path / 'c'} is lost, at " in said
+    assert "because workers did not answer for 0.1 s; the checkpoint before it stays" in said
+    assert not list((tmp_path / "c").glob("*.json"))

@@ -343,6 +343,20 @@ def test_a_program_that_ends_waits_for_its_save(tmp_path, then):
     assert value_at(path) == 2
 
 
+def test_a_child_leaves_the_save_to_its_parent(tmp_path):
+    """Which was forked meanwhile, and ends before."""
+    path, gate = tmp_path / "c", tmp_path / "gate"
+    save_value(path, 1.0)
+    then = "import os\npid = os.fork()\nif pid:\n    print(os.waitpid(pid, 0)[1], flush=True)"
+    with begin("ProcessSession(2)", path, gate, then) as client:
+        assert [client.stdout.readline() for _ in range(2)] == ["saving\n", "0\n"]
+        assert value_at(path) == 1
+        gate.touch()
+        _, errors = client.communicate(timeout=60)
+    assert (client.returncode, errors) == (0, "")
+    assert value_at(path) == 2
+
+
 def test_ctrl_c_while_a_session_waits_for_its_save_says_what_is_lost(tmp_path):
     """And ends the program; the checkpoint before stays."""
     path, gate = tmp_path / "c", tmp_path / "gate"

@@ -160,6 +160,42 @@ def test_who_loses_the_folder_as_another_one_failed_leaves_the_error_to_that_one
     assert len(list(former.iterdir())) == 2
 
 
+def test_a_file_that_gets_its_name_while_all_is_discarded_is_discarded_as_well(
+    former, gate, monkeypatch, eventually
+):
+    """As the folder cannot be removed at the first attempt then."""
+    real = os.unlink
+
+    def remove(path, **options):
+        if path == "worker-00001.safetensors.part":
+            gate.opened.set()
+            eventually(lambda: other.state in ENDED)
+        real(path, **options)
+
+    gate.hold(monkeypatch, worker=1)
+    monkeypatch.setattr(os, "unlink", remove)
+    leader, other = begin(former, NEW)
+    other.finish()
+    leader.close()
+    assert other.state == "done"
+    assert len(list(former.iterdir())) == 2
+
+
+def test_a_file_that_is_removed_by_another_worker_is_no_error_of_its_own(
+    former, gate, monkeypatch, eventually
+):
+    """Also where the folder is still there for a moment."""
+    gate.hold(monkeypatch, worker=1)
+    leader, other = begin(former, NEW)
+    other.finish()
+    (former / GENERATION / "worker-00001.safetensors.part").unlink()
+    gate.opened.set()
+    eventually(lambda: other.state in ENDED)
+    assert other.state == "dropped"
+    leader.close()
+    assert len(list(former.iterdir())) == 2
+
+
 def test_a_folder_that_is_removed_is_an_error_of_the_leader(former, read_whole, eventually):
     """Which waits in vain for the files of others."""
     leader, other = begin(former, NEW)
