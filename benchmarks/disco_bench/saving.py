@@ -37,7 +37,7 @@ SAVING = (
         f"a training step of {_WORKERS} workers while 512 MiB are saved in the background",
         "s",
         "the same step without a save",
-        Limit("ratio", 1.5, 1.05),
+        Limit("ratio", 1.05),
     ),
     Spec(
         "saving.call",

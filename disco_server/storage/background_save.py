@@ -28,18 +28,12 @@ from disco_server.storage.folders import PART
 
 __all__ = ["ENDED", "BackgroundSave"]
 
-_PIECE = 256 << 20
-"""So many bytes are one call of the system. Between two of them the thread needs the interpreter,
-and with its priority it may keep that from the worker's thread for as long as others compute."""
-
-_PIECE_OF_OBJECT = 16 << 20
-"""The same of an object in a store, whose parts are smaller anyway."""
+_PIECE = 1 << 20
+"""So many bytes are one call of the system. Linux lets another thread go before this one when such
+a call returns, and else only every 4 ms."""
 
 _LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
 """How often the leader looks for the files of the others."""
-
-_NICE = 19
-"""The priority of the thread: any other thread of the machine goes before."""
 
 ENDED = ("done", "failed", "dropped", "cancelled")
 """The states in which nothing more happens."""
@@ -177,10 +171,9 @@ class BackgroundSave(Save):
 
     def _pieces_of(self, number: int) -> Iterator[memoryview]:
         data = byte_view(self._kept[number])
-        most = _PIECE if isinstance(self._path, Path) else _PIECE_OF_OBJECT
-        for at in range(0, len(data), most):
+        for at in range(0, len(data), _PIECE):
             self._check_wanted()
-            piece = data[at : at + most]
+            piece = data[at : at + _PIECE]
             yield piece
             self._written += len(piece)
 
@@ -227,8 +220,12 @@ def _is_mark(name: str) -> bool:
 
 
 def _give_way() -> None:
-    """Lets all other threads go before this one; signals are for the worker's."""
+    """Lets all other threads go before this one; signals are for the worker's.
+
+    Linux's class for idle times, and no mere nice value: of two of the same class, the one that
+    wakes waits until the other has had its slice.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     if sys.platform == "linux":  # elsewhere it is a property of the process
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))

@@ -105,13 +105,13 @@ def test_nobody_has_to_ask_until_the_checkpoint_is_there(former, read_whole, eve
 
 
 def test_the_thread_gives_way_to_all_others(former, gate, monkeypatch, eventually):
-    """By its priority, where a thread has one of its own; signals are for the worker's thread."""
+    """By its scheduling class, where a thread has one of its own."""
     gate.hold(monkeypatch)
     saves = begin(former, NEW)
     saves[1].finish()
     (thread,) = [each for each in threading.enumerate() if each.name == "disco-save"]
-    eventually(lambda: os.getpriority(os.PRIO_PROCESS, thread.native_id) == 19)
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) != 19
+    eventually(lambda: os.sched_getscheduler(thread.native_id) == os.SCHED_IDLE)
+    assert os.sched_getscheduler(threading.get_native_id()) != os.SCHED_IDLE
     saves[0].close()
     saves[1].close()
 
