@@ -53,6 +53,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.25
 _PATIENCE_S = 10.0
 """How long the end of a session waits for one answer, as workers may never give it."""
 
+_STAYS = "the checkpoint before it stays"
+
 _FAILED = ("failed", "dropped", "cancelled")
 _ENDED = ("done", *_FAILED)
 """States of workers; see `BackgroundSave`."""
@@ -356,10 +358,7 @@ class Saving(Handle):
 
     def leave(self, why: str) -> None:
         """Says that it is lost, and gives it up."""
-        say(
-            f"disco: the save to {self.path} is lost, at {self._state()}, because {why}; the"
-            " checkpoint before it stays"
-        )
+        say(f"disco: the save to {self.path} is lost, at {self._state()}, because {why}; {_STAYS}")
         self._core.part(Savings).end(self)
         if not self._over:
             with contextlib.suppress(DiscoError):
@@ -379,21 +378,29 @@ class Savings(Companion):
     def __init__(self, core: SessionCore) -> None:
         del core
         self.current: Saving | None = None
+        self._dropped: weakref.finalize[..., Saving] | None = None
         _open.add(leave_in_children(self, Savings._forget))
 
     def _forget(self) -> None:
         """Leaves it to the process that forked this one."""
-        self.current = None
+        if self.current is not None:
+            self.end(self.current)
 
     def begin(self, saving: Saving) -> Saving:
         """Notes that one has begun."""
         self.current = saving
+        why = "because its session was dropped"
+        lost = f"disco: the save to {saving.path} is lost, {why}; {_STAYS}"
+        self._dropped = weakref.finalize(saving, say, lost)
+        self._dropped.atexit = False
         return saving
 
     def end(self, saving: Saving) -> None:
         """Notes that one has ended."""
         if self.current is saving:
             self.current = None
+            if self._dropped is not None:
+                self._dropped.detach()
 
     def look(self) -> None:
         """See `Companion`."""

@@ -50,6 +50,7 @@ class BackgroundSave(Save):
         state: ``"begun"``, ``"writing"``, or one of `ENDED`: ``"done"`` says that this worker's
             file is durable, and the leader's, that the checkpoint is there; ``"dropped"``, that
             it could not be written as it was gone, mostly removed by the leader.
+        written: How many bytes of its parts are written.
     """
 
     def __init__(
@@ -57,21 +58,11 @@ class BackgroundSave(Save):
     ) -> None:
         super().__init__(path, allowed, generation, worker, leads=leads)
         self.state = "begun"
-        self._written = 0
+        self.written = 0
         self._kept: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self._cancelled = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-
-    @property
-    def written(self) -> int:
-        """How many bytes of its parts are written; from any thread."""
-        layout = self._layout
-        if layout is not None and isinstance(self._path, Path):
-            with suppress(OSError):  # it has its name by now
-                size = (self._path / f"{file_name(self._worker)}{PART}").stat().st_size
-                return max(self._written, size - len(layout.head))
-        return self._written
 
     def has(self, number: int) -> bool:
         """Whether this worker writes a part of a tensor, of which it has no copy yet."""
@@ -175,7 +166,7 @@ class BackgroundSave(Save):
             self._check_wanted()
             piece = data[at : at + _PIECE]
             yield piece
-            self._written += len(piece)
+            self.written += len(piece)
 
     def _check_wanted(self) -> None:
         if self._cancelled.is_set():

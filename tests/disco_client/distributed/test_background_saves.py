@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -114,4 +115,17 @@ def test_a_session_whose_workers_do_not_answer_is_ended_without_its_save(
     said = capsys.readouterr().err
     assert f"disco: the save to {tmp_path / 'c'} is lost, at " in said
     assert "because workers did not answer for 0.1 s; the checkpoint before it stays" in said
+    assert not list((tmp_path / "c").glob("*.json"))
+
+
+def test_a_session_that_is_dropped_says_that_its_save_is_lost(tmp_path, capsys):
+    """Nobody waits for it any more, so nobody else could say so."""
+    session = ProcessSession(2)
+    session.import_python_module("disco_saving_functions")
+    session.get_global_func("saving.hold")(str(tmp_path / "gate"))
+    session.save(tmp_path / "c", {"x": session.distribute(ARRAY, None, "S[0]")}, wait=False)
+    del session
+    gc.collect()
+    said = capsys.readouterr().err
+    assert f"disco: the save to {tmp_path / 'c'} is lost, because its session was dropped" in said
     assert not list((tmp_path / "c").glob("*.json"))
