@@ -214,7 +214,7 @@ def _give_way() -> None:
     """Lets all other threads go before this one; signals are for the worker's.
 
     Linux's class for idle times, and no mere nice value: of two of the same class, the one that
-    wakes waits until the other has had its slice.
+    wakes waits until the other has had its slice. What this thread starts has that class, too.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     if sys.platform == "linux":  # elsewhere it is a property of the process

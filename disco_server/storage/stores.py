@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import re
+import threading
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -188,7 +189,21 @@ def _failure(error: Exception, number: int = errno.EIO) -> OSError:
 
 @lru_cache(maxsize=1)
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disco-objects")
+    """Threads that call the library.
+
+    All are started at once: a thread has the scheduling class of the one that starts it, for good,
+    and that of a thread that saves in the background may come later.
+    """
+    threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="disco-objects")
+    together = threading.Barrier(_AT_ONCE + 1)
+    try:
+        with suppress(RuntimeError):  # the system has no more of them; those that run will do
+            for _ in range(_AT_ONCE):
+                threads.submit(together.wait)
+            together.wait()
+    finally:
+        together.abort()
+    return threads
 
 
 def _call(name: str, *args: Any, **options: Any) -> Any:
@@ -229,10 +244,8 @@ class ObjectBytes:
             OSError: The read failed, or the object was replaced.
         """
         cut = list(_cut(pieces))
-        if len(cut) > 1:
+        if cut:  # one, too, by another thread: see `_call`
             yield from _threads().map(self._read_range, *zip(*cut, strict=True))
-        elif cut:  # by this thread: those of the pool would have its low priority for good
-            yield self._read_range(*cut[0])
 
     def _read_range(self, out: memoryview, offset: int) -> int:
         if offset + len(out) > self.size:

@@ -55,3 +55,10 @@ def limit_memory(nbytes):
     used = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
     soft = resource.RLIM_INFINITY if nbytes < 0 else (int(used[1]) << 10) + nbytes
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+@disco_server.register_func("saving.classes_of_readers")
+def classes_of_readers():
+    """The scheduling classes of the threads that read objects."""
+    readers = [each for each in threading.enumerate() if each.name.startswith("disco-objects")]
+    return [os.sched_getscheduler(each.native_id) for each in readers]

@@ -94,7 +94,7 @@ def client_stream(data):
 
 
 def node_stream(data):
-    return serve(data, lambda hub: NodeStreams(hub).register)
+    return serve(data, lambda hub: NodeStreams(hub, private=True).register)
 
 
 def controller_seeds():
