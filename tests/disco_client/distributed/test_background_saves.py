@@ -132,11 +132,9 @@ def test_a_session_that_is_dropped_says_that_its_save_is_lost(tmp_path, capsys):
 
 
 def test_threads_that_read_objects_give_way_to_nobody(bucket):
-    """They are for all that a worker reads later, so no save in the background starts them."""
+    """They are for all that a worker reads later; all run before a save in the background does."""
     with ProcessSession(1) as session:
         session.import_python_module("disco_saving_functions")
-        x = session.distribute(np.ones((8, 1 << 21)))
-        session.save(f"{bucket}/run", {"x": x}, wait=False).wait()
-        session.load(f"{bucket}/run")
+        session.save(f"{bucket}/run", {"x": session.distribute(ARRAY)}, wait=False).wait()
         classes = session.get_global_func("saving.classes_of_readers")()
         assert classes.debug_get_from_remote(0) == [0] * 8
