@@ -9,7 +9,7 @@ from settings_page import PAGE, page
 ROOT = PAGE.parents[1]
 # Which the product's own processes tell each other.
 INTERNAL = {"DISCO_ANSWERS_FD", "DISCO_CONFINEMENT", "DISCO_FLIGHT_FD", "DISCO_PARENT_PID"}
-INTERNAL |= {"DISCO_PROGRESS_FD", "DISCO_TVM"}
+INTERNAL |= {"DISCO_KVSNAME", "DISCO_PROGRESS_FD", "DISCO_TVM"}
 
 
 def test_the_page_is_what_the_tables_say():
