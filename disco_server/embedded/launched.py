@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -191,7 +190,3 @@ async def _until_over(agent: Agent) -> str:
             over.cancel()
             return f"the first process of the launcher has not been heard of for {_LOST_S:g} s"
     return ""
-
-
-# In the log of a program's ranks only what went wrong matters.
-logging.getLogger("disco").addHandler(logging.NullHandler())

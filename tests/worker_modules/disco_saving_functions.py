@@ -20,6 +20,7 @@ _gates: list[Path] = []
 def _held_sync(fd):
     if threading.current_thread().name == "disco-save":
         for gate in tuple(_gates):
+            # The client, another process, makes the file; nothing tells of that.
             while not gate.exists():
                 time.sleep(0.005)
     _sync(fd)
